@@ -1,0 +1,137 @@
+"""A call of `launch`, checked before anything starts: what to run, on what, and whether there is room."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import MachineError, UsageError
+from labkit.machine.probe import choose_backend, count_gpus
+from labkit.machine.records import Machine
+from labkit.runs.run import runs_home
+from labkit.units import MIB, bytes_text
+
+DEFAULT_TIMEOUT_S = 600.0
+ROOM_ON_DISK_BYTES = 16 * MIB
+RANK_MEMORY_BYTES = 160 * MIB  # what importing torch costs a rank that shares nothing
+SHM_BYTES = 32 * MIB  # what NCCL may want of /dev/shm for a rank
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked call of `launch`; nothing has started yet.
+
+    Attributes:
+        name: Of the function or script.
+        function: The function, None for a script.
+        script: The script's path, None for a function.
+        args: Further arguments of either.
+        nproc: Number of ranks.
+        device: "cpu" or "cuda".
+        backend: "gloo" or "nccl".
+        why: Why this device and backend.
+        env: Variables for the ranks beside those of this process.
+        timeout_s: Time limit in seconds; None for no limit.
+    """
+
+    name: str
+    function: Callable[..., Any] | None
+    script: Path | None
+    args: tuple[Any, ...]
+    nproc: int
+    device: str
+    backend: str
+    why: str
+    env: Mapping[str, str]
+    timeout_s: float | None
+
+
+def checked(
+    target: Callable[..., Any] | str | Path,
+    args: tuple[Any, ...],
+    *,
+    nproc: int,
+    device: str,
+    timeout_s: float | None,
+    env: Mapping[str, str],
+) -> Call:
+    """Refuse every call that can't mean anything, before any process starts."""
+    script = None if callable(target) else _script(target)
+    if not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1:
+        raise UsageError(f"nproc is {nproc!r}, but must be a whole number of ranks, 1 or more.", try_="nproc=2")
+    if timeout_s is not None and not timeout_s > 0:
+        raise UsageError(f"timeout_s is {timeout_s!r}, but must be more than 0, or None for no limit.", try_="timeout_s=60")
+    bad = [name for name, value in env.items() if not isinstance(name, str) or not isinstance(value, str)]
+    if bad:
+        raise UsageError(f"env[{bad[0]!r}] is not text.", try_=f'env={{"{bad[0]}": "1"}}')
+    backend, why = _choose_device(device, nproc)
+    name = script.stem if script else getattr(target, "__name__", type(target).__name__)
+    function = None if script else target
+    return Call(
+        name, function, script, args, nproc, "cuda" if backend == "nccl" else "cpu", backend, why, env, timeout_s  # type: ignore[arg-type]
+    )
+
+
+def _script(target: object) -> Path:
+    if not isinstance(target, (str, Path)):
+        raise UsageError(
+            f"launch takes a function or the path of a script, not {type(target).__name__}.", try_="lab.launch(train, nproc=2)"
+        )
+    path = Path(target)
+    if not path.is_file():
+        beside = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        found = f"Python files there: {', '.join(beside[:8])}." if beside else "There are no Python files there."
+        raise UsageError(f"There is no script {str(target)!r} in {Path.cwd()}.", found=found, try_="%%writefile train.py")
+    return path.absolute()
+
+
+def _choose_device(device: str, nproc: int) -> tuple[str, str]:
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device is {device!r}; it can be 'auto', 'cpu' or 'cuda'.", try_='device="auto"')
+    if device == "cpu":
+        return "gloo", 'device="cpu" was asked for'
+    num_gpus = count_gpus()
+    if device == "cuda" and num_gpus < nproc:
+        raise UsageError(
+            f'nproc={nproc} ranks with device="cuda" need {nproc} GPUs, but this machine has {num_gpus}.',
+            found="NCCL refuses two ranks on one GPU.",
+            try_='device="auto"   (gloo on the CPU)' if not num_gpus else f"nproc={num_gpus}",
+        )
+    return choose_backend(num_gpus, nproc=nproc)
+
+
+def check_room(machine: Machine, call: Call) -> None:
+    """Refuse a launch that this machine has no room for, and say which room.
+
+    Raises:
+        MachineError: Disk, memory or shared memory is too small.
+    """
+    home = _existing(runs_home())
+    free_bytes = shutil.disk_usage(home).free
+    if free_bytes < ROOM_ON_DISK_BYTES:
+        raise MachineError(
+            f"The disk of {home} is full: {bytes_text(free_bytes)} free, a run folder wants {bytes_text(ROOM_ON_DISK_BYTES)}.",
+            try_="rm -r runs/*   (old runs), or export LABKIT_RUNS=/a/roomier/place",
+        )
+    need_bytes = call.nproc * RANK_MEMORY_BYTES
+    if machine.available_bytes < need_bytes:
+        raise MachineError(
+            f"{call.nproc} ranks need {bytes_text(need_bytes)} of memory to start, "
+            f"but {bytes_text(machine.available_bytes)} is available.",
+            try_=f"nproc={max(1, machine.available_bytes // RANK_MEMORY_BYTES)}, or end other programs",
+        )
+    if call.backend == "nccl" and call.nproc > 1 and machine.shm_bytes < SHM_BYTES * call.nproc:
+        raise MachineError(
+            f"/dev/shm has {bytes_text(machine.shm_bytes)} free, NCCL may want {bytes_text(SHM_BYTES)} a rank.",
+            found="Containers get 64 MiB unless told otherwise.",
+            try_="docker run --shm-size=1g …, or rm what fills /dev/shm",
+        )
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)
+
+

@@ -1,0 +1,116 @@
+"""A guarded job seen from the notebook: a socket to its guard, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+from labkit.runs.guard import TERMINATE
+from labkit.runs.warm_client import WarmServer
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run under a guard.
+
+    Attributes:
+        argv: torchrun's arguments.
+        env: The whole environment.
+        cwd: Working directory.
+        log: File for torchrun's own output.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    log: str
+
+
+class Job:
+    """One running job. A context: on the way out, whatever happened, the job is ended and its guard awaited."""
+
+    def __init__(self, request: Request, server: WarmServer | None) -> None:
+        self._control, theirs = socket.socketpair()
+        self._message = b""
+        self._guard: subprocess.Popen[bytes] | None = None  # a warm guard is the server's child
+        try:
+            with theirs:
+                if server is not None:
+                    server.fork(vars(request), theirs)
+                else:
+                    self._guard = _start_cold(request, theirs)
+        except BaseException:
+            self._control.close()
+            raise
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the job has ended, waiting up to `timeout_s` for it."""
+        readable, _, _ = select.select([self._control], [], [], timeout_s)
+        if not readable:
+            return False
+        while chunk := self._control.recv(64):  # the guard says one thing and ends
+            self._message += chunk
+        return True
+
+    def terminate(self) -> None:
+        """Ask the guard to end the job: SIGTERM first, three seconds later SIGKILL."""
+        try:
+            self._control.send(TERMINATE)
+        except OSError:  # the guard has ended
+            pass
+
+    @property
+    def agent_status(self) -> int | None:
+        """torchrun's exit status, negative for a signal; None if the guard was killed before it could tell."""
+        return int(self._message) if self._message else None
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            with interrupts_ignored():
+                self.terminate()
+                self.wait(30)
+                if self._guard:
+                    self._guard.wait(30)
+        finally:
+            self._control.close()  # end-of-file makes the guard kill what is left
+
+
+def _start_cold(request: Request, control: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a guard of its own, which starts `python -m torch.distributed.run …`."""
+    command = [sys.executable, "-m", "torch.distributed.run", *request.argv]
+    with open(request.log, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "labkit.runs.guard", str(control.fileno()), *command],
+            pass_fds=(control.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=request.env,
+            cwd=request.cwd,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Ignore SIGINT for a while: a second Interrupt must not cut the cleaning up short."""
+    if threading.current_thread() is not threading.main_thread() or os.name != "posix":
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,222 @@
+"""What every rank runs: unpack the task, run it, and write down what came of it.
+
+`python -m labkit.runs.worker FOLDER` under torchrun (cold), or `main(FOLDER)` in a forked process (warm). The two are
+the same from here on. This module imports no other room, so that it can be read as a whole: it is all that stands
+between torchrun and the learner's function.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import runpy
+import signal
+import sys
+import time
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER_VARIABLE = "LABKIT_RUN"
+STACK_SIGNAL = signal.SIGUSR2  # the guard's side sends it to ask a rank where it stands
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Who this process is among the ranks of a launch.
+
+    Attributes:
+        index: This rank, 0 … world_size - 1 (torchrun's RANK).
+        world_size: Number of ranks in all (WORLD_SIZE).
+        local: Rank on this machine (LOCAL_RANK).
+        device: What the rank computes on: "cpu", or "cuda:<local>".
+        backend: Backend for `dist.init_process_group`: "gloo" or "nccl".
+    """
+
+    index: int
+    world_size: int
+    local: int
+    device: str
+    backend: str
+
+    @classmethod
+    def current(cls) -> Rank:
+        """This process's rank, from the environment that torchrun sets.
+
+        Outside of any launch it is the only rank of one, so a script runs by plain `python` too.
+        """
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        kind = os.environ.get("LABKIT_DEVICE") or _default_device(local)
+        return cls(
+            index=int(os.environ.get("RANK", 0)),
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            local=local,
+            device=f"cuda:{local}" if kind == "cuda" else "cpu",
+            backend="nccl" if kind == "cuda" else "gloo",
+        )
+
+    def report(self, **metrics: float | int | str | bool) -> None:
+        """Keep metrics, under their names, with the time; a one-element tensor counts as a number.
+
+        Written at once, so that nothing is lost whatever happens next. Does nothing outside the course.
+        """
+        if FOLDER_VARIABLE in os.environ:
+            self._append({name: _plain(name, value) for name, value in metrics.items()})
+
+    def progress(self, step: int, total: int) -> None:
+        """Say that `step` of `total` steps are done. Does nothing outside the course."""
+        if FOLDER_VARIABLE in os.environ:
+            self._append({"_step": int(step), "_total": int(total)})
+
+    def _append(self, values: dict[str, Any]) -> None:
+        """Write one JSON line with one system call; it survives this process."""
+        path = Path(os.environ[FOLDER_VARIABLE]) / "metrics" / f"{self.index}.jsonl"
+        line = json.dumps({"_time": time.time(), **values}) + "\n"
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+def _default_device(local: int) -> str:
+    """Outside labkit: a GPU of its own where there is one, else the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() > local else "cpu"
+
+
+def _plain(name: str, value: Any) -> float | int | str | bool:
+    """A value that JSON can hold; tensors of one element become numbers."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (float, int, str, bool)):
+        raise TypeError(f"report({name}=…) got {type(value).__name__}; a metric is a number, a text or a bool.")
+    return value
+
+
+def main(folder: str) -> int:
+    """Run the task of a run folder as this rank; returns the process's exit code."""
+    home, rank = Path(folder), Rank.current()
+    os.environ[FOLDER_VARIABLE] = folder
+    _write(home / "ranks" / f"{rank.index}.json", json.dumps({"pid": os.getpid(), "start_time": time.time()}))
+    _tell_stacks(home / "stacks" / f"{rank.index}.txt")
+    try:
+        result = _pickle_result(_run_task(home, rank))
+    except SystemExit as error:
+        if error.code:
+            return _exit_with(home, rank, error)
+        result = _pickle_result(None)
+    except BaseException as error:
+        _write_error(home, rank, error)
+        sys.stderr.write("".join(_learner_traceback(error)))
+        return 1
+    _write(home / "results" / f"{rank.index}.pkl", result)
+    return 0
+
+
+def _tell_stacks(path: Path) -> None:
+    """Write this rank's stack to a file when asked by signal, and when it crashes (SIGSEGV, SIGABRT …)."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # stays open: the handlers write to it
+    faulthandler.enable(file, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, file, all_threads=False)
+
+
+def _exit_with(home: Path, rank: Rank, error: SystemExit) -> int:
+    """The exit code of `sys.exit(…)`: as Python does it, text goes to stderr and means 1."""
+    _write_error(home, rank, error)
+    if isinstance(error.code, int):
+        return error.code
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _run_task(home: Path, rank: Rank) -> Any:
+    """Call the function with its arguments, or run the script as `__main__`."""
+    task = json.loads((home / "task.json").read_text())
+    sys.path[:0] = [entry for entry in task["sys_path"] if entry not in sys.path]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if task["script"] is None:
+        sys.argv = [task["name"]]
+        function, args = pickle.loads((home / "task.pkl").read_bytes())
+        return function(rank, *args)
+    sys.argv = [task["script"], *task["args"]]
+    sys.path.insert(0, str(Path(task["script"]).parent))
+    runpy.run_path(task["script"], run_name="__main__")
+    return None
+
+
+def _pickle_result(result: Any) -> bytes:
+    """Bytes of a result; tensors go to the CPU first, since the notebook's process must not touch CUDA."""
+    import io
+
+    import cloudpickle
+
+    class OnCPU(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch and isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                return value.detach().cpu().__reduce_ex__(5)
+            return super().reducer_override(value)
+
+    buffer = io.BytesIO()
+    OnCPU(buffer).dump(result)
+    return buffer.getvalue()
+
+
+def _write_error(home: Path, rank: Rank, error: BaseException) -> None:
+    """Write the rank's own account of its failure, before its sockets close and others fail of it."""
+    frames = [
+        {"file": frame.filename, "line": frame.lineno, "function": frame.name, "code": frame.line}
+        for frame in traceback.extract_tb(_learner_frames(error.__traceback__))
+    ]
+    account = {
+        "time": time.time(),
+        "type": type(error).__name__,
+        "text": str(error),
+        "causes": [f"{type(cause).__name__}: {cause}" for cause in _causes(error)],
+        "frames": frames,
+        "traceback": "".join(_learner_traceback(error)),
+    }
+    _write(home / "errors" / f"{rank.index}.json", json.dumps(account))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exceptions behind this one, nearest first."""
+    found: list[BaseException] = []
+    cause = error.__cause__ or error.__context__
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found
+
+
+def _learner_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """Drop the frames of this module and of runpy that stand above the learner's."""
+    hidden = {__file__, runpy.__file__, "<frozen runpy>"}
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename in hidden:
+        first = first.tb_next
+    return first or frames
+
+
+def _learner_traceback(error: BaseException) -> list[str]:
+    """The traceback as Python prints it, from the learner's first frame on."""
+    return traceback.format_exception(type(error), error, _learner_frames(error.__traceback__))
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: to a temporary name, then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    temporary.rename(path)
+
+
+if __name__ == "__main__":
+    from labkit.runs import worker  # by its name, so that Rank is the same class here and in what is pickled
+
+    sys.exit(worker.main(sys.argv[1]))
