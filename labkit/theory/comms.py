@@ -1,0 +1,45 @@
+"""Bytes that collectives move, and the time they take."""
+
+from __future__ import annotations
+
+from labkit.errors import UsageError
+
+
+def ring_all_reduce_bytes(size_bytes: int, world_size: int) -> float:
+    """Bytes that each rank sends to sum a vector over all ranks in a ring: 2(n-1)/n of it.
+
+    Args:
+        size_bytes: Of the vector, S.
+        world_size: Ranks, n.
+
+    Raises:
+        UsageError: A size or number of ranks that can't be.
+
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", section 3.
+
+    >>> ring_all_reduce_bytes(100, 4)
+    150.0
+    >>> ring_all_reduce_bytes(100, 1)
+    0.0
+    """
+    if size_bytes < 0 or world_size < 1:
+        raise UsageError(f"size_bytes={size_bytes}, world_size={world_size}: sizes start at 0, worlds at 1.")
+    return 2 * (world_size - 1) / world_size * size_bytes
+
+
+def all_reduce_s(size_bytes: int, world_size: int, *, alpha_s: float, busbw_bytes_per_s: float) -> float:
+    """Seconds of one ring all-reduce: a latency for each of 2(n-1) passes, then the bytes over the bandwidth.
+
+    Args:
+        size_bytes: Of the vector, S.
+        world_size: Ranks, n.
+        alpha_s: Latency of one pass, α.
+        busbw_bytes_per_s: Bus bandwidth as nccl-tests define it, 1/β.
+
+    Source: Hockney 1994 (the α-β model); nccl-tests, doc/PERFORMANCE.md (busbw).
+
+    >>> all_reduce_s(100, 2, alpha_s=1.0, busbw_bytes_per_s=50.0)
+    4.0
+    """
+    passes = 2 * (world_size - 1)
+    return passes * alpha_s + ring_all_reduce_bytes(size_bytes, world_size) / busbw_bytes_per_s

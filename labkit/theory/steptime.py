@@ -1,0 +1,127 @@
+"""How long a training step takes: compute, communication, and what of it can't be hidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from labkit.errors import UsageError
+from labkit.shapes import GPTShape
+from labkit.theory.comms import all_reduce_s, ring_all_reduce_bytes
+from labkit.units import quantity_text
+
+
+@dataclass(frozen=True)
+class Term:
+    """One predicted number.
+
+    Attributes:
+        name: With its unit at the end, as the run reports it.
+        value: In SI base units.
+        formula: Where it comes from, in letters or numbers.
+    """
+
+    name: str
+    value: float
+    formula: str
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Predicted terms of a data-parallel step, each with its formula."""
+
+    title: str
+    terms: tuple[Term, ...]
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a term by name."""
+        return next(term.value for term in self.terms if term.name == name)
+
+    def as_dict(self) -> dict[str, float]:
+        """Terms by name."""
+        return {term.name: term.value for term in self.terms}
+
+    def __repr__(self) -> str:
+        lines = [f"{term.name:24} {quantity_text(term.name, term.value):>12}   {term.formula}" for term in self.terms]
+        return "\n".join([self.title, *lines])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{term.name}</td><td>{escape(quantity_text(term.name, term.value))}</td>"
+            f"<td>{escape(term.formula)}</td></tr>"
+            for term in self.terms
+        )
+        return f"<table><caption>{escape(self.title)}</caption>{rows}</table>"
+
+
+def plan_ddp(
+    shape: GPTShape,
+    *,
+    dp: int,
+    micro_batch: int,
+    compute_s: float,
+    busbw_bytes_per_s: float,
+    alpha_s: float = 0.0,
+    overlap_fraction: float = 0.0,
+) -> StepPlan:
+    """Predict one DDP step on `dp` ranks from one rank's compute time and a measured all-reduce.
+
+    Args:
+        shape: The model.
+        dp: Data-parallel ranks, n.
+        micro_batch: Samples a rank and step, B.
+        compute_s: Seconds that one rank alone takes for its step.
+        busbw_bytes_per_s: Bus bandwidth of an all-reduce between these ranks.
+        alpha_s: Latency of one pass round the ring.
+        overlap_fraction: Of the communication, hidden behind the backward pass: 0 none, 1 all.
+
+    Returns:
+        Gradient bytes, bytes sent, all-reduce and step seconds, tokens/s, scaling efficiency.
+
+    Raises:
+        UsageError: A number that can't be.
+
+    Source: Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training", section 3.2 (DDP
+    overlaps buckets with backward); efficiency = time of one rank over time of n, the batch a rank held constant.
+
+    >>> shape = GPTShape(1, hidden=2, num_heads=1, sequence_length=3, vocab_size=5)
+    >>> plan = plan_ddp(shape, dp=2, micro_batch=1, compute_s=3.0, busbw_bytes_per_s=280.0)
+    >>> plan["gradient_bytes"], plan["all_reduce_s"], plan["efficiency_fraction"]  # 70 params · 4 B; 280 B / 280 B/s
+    (280, 1.0, 0.75)
+    """
+    if not 0 <= overlap_fraction <= 1 or dp < 1 or micro_batch < 1 or min(compute_s, busbw_bytes_per_s) <= 0:
+        raise UsageError(
+            f"dp={dp}, micro_batch={micro_batch}, compute_s={compute_s:g}, busbw_bytes_per_s={busbw_bytes_per_s:g}, "
+            f"overlap_fraction={overlap_fraction:g} can't be.",
+            found="Counts start at 1, times and rates lie above 0, a fraction between 0 and 1.",
+        )
+    gradient_bytes = 4 * shape.num_params
+    reduce_s = all_reduce_s(gradient_bytes, dp, alpha_s=alpha_s, busbw_bytes_per_s=busbw_bytes_per_s)
+    step_s = compute_s + (1 - overlap_fraction) * reduce_s
+    tokens = dp * micro_batch * shape.sequence_length
+    sent = ring_all_reduce_bytes(gradient_bytes, dp)
+    return StepPlan(
+        f"DDP on {dp} ranks, {micro_batch} × {shape.sequence_length} tokens each, float32",
+        (
+            Term("gradient_bytes", gradient_bytes, f"4 B × {shape.num_params:,} parameters"),
+            Term("sent_bytes", sent, f"2(n-1)/n × gradient bytes, n = {dp}"),
+            Term("all_reduce_s", reduce_s, "2(n-1)·α + sent bytes / busbw"),
+            Term("step_s", step_s, f"compute + (1 - {overlap_fraction:g}) × all-reduce"),
+            Term("tokens_per_s", tokens / step_s, f"{tokens} tokens / step"),
+            Term("efficiency_fraction", compute_s / step_s, "compute / step"),
+        ),
+    )
+
+
+def straggler_efficiency(step_s: tuple[float, ...]) -> float:
+    """Share of the ranks' time that is work when all wait for the slowest: mean over maximum.
+
+    Args:
+        step_s: Compute seconds of each rank.
+
+    Source: Amdahl 1967, read for a barrier at the end of each step.
+
+    >>> straggler_efficiency((1.0, 1.0, 1.0, 2.0))
+    0.625
+    """
+    return sum(step_s) / len(step_s) / max(step_s)
