@@ -1,4 +1,4 @@
-"""Bytes that collectives move, and the time they take."""
+"""Bytes that collectives move."""
 
 from __future__ import annotations
 
@@ -25,21 +25,3 @@ def ring_all_reduce_bytes(size_bytes: int, world_size: int) -> float:
     if size_bytes < 0 or world_size < 1:
         raise UsageError(f"size_bytes={size_bytes}, world_size={world_size}: sizes start at 0, worlds at 1.")
     return 2 * (world_size - 1) / world_size * size_bytes
-
-
-def all_reduce_s(size_bytes: int, world_size: int, *, alpha_s: float, busbw_bytes_per_s: float) -> float:
-    """Seconds of one ring all-reduce: a latency for each of 2(n-1) passes, then the bytes over the bandwidth.
-
-    Args:
-        size_bytes: Of the vector, S.
-        world_size: Ranks, n.
-        alpha_s: Latency of one pass, α.
-        busbw_bytes_per_s: Bus bandwidth as nccl-tests define it, 1/β.
-
-    Source: Hockney 1994 (the α-β model); nccl-tests, doc/PERFORMANCE.md (busbw).
-
-    >>> all_reduce_s(100, 2, alpha_s=1.0, busbw_bytes_per_s=50.0)
-    4.0
-    """
-    passes = 2 * (world_size - 1)
-    return passes * alpha_s + ring_all_reduce_bytes(size_bytes, world_size) / busbw_bytes_per_s

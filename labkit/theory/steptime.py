@@ -7,7 +7,7 @@ from html import escape
 
 from labkit.errors import UsageError
 from labkit.shapes import GPTShape
-from labkit.theory.comms import all_reduce_s, ring_all_reduce_bytes
+from labkit.theory.comms import ring_all_reduce_bytes
 from labkit.units import quantity_text
 
 
@@ -55,14 +55,7 @@ class StepPlan:
 
 
 def plan_ddp(
-    shape: GPTShape,
-    *,
-    dp: int,
-    micro_batch: int,
-    compute_s: float,
-    busbw_bytes_per_s: float,
-    alpha_s: float = 0.0,
-    overlap_fraction: float = 0.0,
+    shape: GPTShape, *, dp: int, micro_batch: int, compute_s: float, all_reduce_s: float, overlap_fraction: float = 0.0
 ) -> StepPlan:
     """Predict one DDP step on `dp` ranks from one rank's compute time and a measured all-reduce.
 
@@ -71,12 +64,11 @@ def plan_ddp(
         dp: Data-parallel ranks, n.
         micro_batch: Samples a rank and step, B.
         compute_s: Seconds that one rank alone takes for its step.
-        busbw_bytes_per_s: Bus bandwidth of an all-reduce between these ranks.
-        alpha_s: Latency of one pass round the ring.
+        all_reduce_s: Seconds of one all-reduce of the gradient's bytes between these ranks.
         overlap_fraction: Of the communication, hidden behind the backward pass: 0 none, 1 all.
 
     Returns:
-        Gradient bytes, bytes sent, all-reduce and step seconds, tokens/s, scaling efficiency.
+        Gradient bytes, bytes sent, step seconds, tokens/s, scaling efficiency and speed-up over one rank.
 
     Raises:
         UsageError: A number that can't be.
@@ -85,30 +77,30 @@ def plan_ddp(
     overlaps buckets with backward); efficiency = time of one rank over time of n, the batch a rank held constant.
 
     >>> shape = GPTShape(1, hidden=2, num_heads=1, sequence_length=3, vocab_size=5)
-    >>> plan = plan_ddp(shape, dp=2, micro_batch=1, compute_s=3.0, busbw_bytes_per_s=280.0)
-    >>> plan["gradient_bytes"], plan["all_reduce_s"], plan["efficiency_fraction"]  # 70 params · 4 B; 280 B / 280 B/s
-    (280, 1.0, 0.75)
+    >>> plan = plan_ddp(shape, dp=2, micro_batch=1, compute_s=3.0, all_reduce_s=1.0)
+    >>> plan["gradient_bytes"], plan["step_s"], plan["efficiency_fraction"]  # 70 parameters of 4 bytes
+    (280, 4.0, 0.75)
     """
-    if not 0 <= overlap_fraction <= 1 or dp < 1 or micro_batch < 1 or min(compute_s, busbw_bytes_per_s) <= 0:
+    if not 0 <= overlap_fraction <= 1 or dp < 1 or micro_batch < 1 or compute_s <= 0 or all_reduce_s < 0:
         raise UsageError(
-            f"dp={dp}, micro_batch={micro_batch}, compute_s={compute_s:g}, busbw_bytes_per_s={busbw_bytes_per_s:g}, "
+            f"dp={dp}, micro_batch={micro_batch}, compute_s={compute_s:g}, all_reduce_s={all_reduce_s:g}, "
             f"overlap_fraction={overlap_fraction:g} can't be.",
-            found="Counts start at 1, times and rates lie above 0, a fraction between 0 and 1.",
+            found="Counts start at 1, seconds at 0, and a fraction lies between 0 and 1.",
+            try_="lab.plan_ddp(shape, dp=2, micro_batch=8, compute_s=0.2, all_reduce_s=0.02)",
         )
     gradient_bytes = 4 * shape.num_params
-    reduce_s = all_reduce_s(gradient_bytes, dp, alpha_s=alpha_s, busbw_bytes_per_s=busbw_bytes_per_s)
-    step_s = compute_s + (1 - overlap_fraction) * reduce_s
+    sent_bytes = ring_all_reduce_bytes(gradient_bytes, dp)
+    step_s = compute_s + (1 - overlap_fraction) * all_reduce_s
     tokens = dp * micro_batch * shape.sequence_length
-    sent = ring_all_reduce_bytes(gradient_bytes, dp)
     return StepPlan(
         f"DDP on {dp} ranks, {micro_batch} × {shape.sequence_length} tokens each, float32",
         (
             Term("gradient_bytes", gradient_bytes, f"4 B × {shape.num_params:,} parameters"),
-            Term("sent_bytes", sent, f"2(n-1)/n × gradient bytes, n = {dp}"),
-            Term("all_reduce_s", reduce_s, "2(n-1)·α + sent bytes / busbw"),
+            Term("sent_bytes", sent_bytes, f"2(n-1)/n × gradient bytes, n = {dp}"),
             Term("step_s", step_s, f"compute + (1 - {overlap_fraction:g}) × all-reduce"),
             Term("tokens_per_s", tokens / step_s, f"{tokens} tokens / step"),
             Term("efficiency_fraction", compute_s / step_s, "compute / step"),
+            Term("speed_up", dp * compute_s / step_s, "n × efficiency"),
         ),
     )
 

@@ -1,0 +1,74 @@
+"""Flat and small: sizes of modules and functions, names that are not used, docstrings of the public surface."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "labkit").rglob("*.py"))
+MOST_LINES, MOST_FUNCTION_LINES, MOST_MEDIAN_LINES, MOST_PARAMETERS, MOST_POSITIONAL = 300, 40, 12, 7, 2
+BANNED = {"utils", "common", "helpers", "core", "manager"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(path: Path) -> Iterator[tuple[Function, bool]]:
+    """Every function of a file, and whether it is a method."""
+    tree = ast.parse(path.read_text())
+    methods = {id(f) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for f in c.body}
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node, id(node) in methods
+
+
+def code_lines(function: Function) -> int:
+    """Lines of a function without its docstring."""
+    doc = function.body[0]
+    is_doc = isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
+    doc_lines = doc.end_lineno - doc.lineno + 1 if is_doc and doc.end_lineno else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - doc_lines
+
+
+def test_modules_are_small() -> None:
+    sizes = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    assert {name: size for name, size in sizes.items() if size > MOST_LINES} == {}
+
+
+def test_functions_are_small() -> None:
+    sizes = {f"{path.name}:{f.name}": code_lines(f) for path in FILES for f, _ in functions(path)}
+    assert {name: size for name, size in sizes.items() if size > MOST_FUNCTION_LINES} == {}
+    assert statistics.median(sizes.values()) <= MOST_MEDIAN_LINES
+
+
+def test_functions_take_few_parameters() -> None:
+    found = {}
+    for path in FILES:
+        for function, is_method in functions(path):
+            arguments = function.args
+            count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - is_method
+            count += bool(arguments.vararg) + bool(arguments.kwarg)
+            if count > MOST_PARAMETERS:
+                found[f"{path.name}:{function.name}"] = count
+    assert found == {}
+
+
+def test_no_room_for_leftovers() -> None:
+    assert [path for path in FILES if path.stem in BANNED] == []
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    import labkit
+
+    assert {path.stem for path in FILES} & set(labkit.__all__) == set()
+
+
+def test_functions_that_others_call_are_documented() -> None:
+    bare = [
+        f"{path.name}:{function.name}"
+        for path in FILES
+        for function, _ in functions(path)
+        if not function.name.startswith("_") and not ast.get_docstring(function)
+    ]
+    assert bare == []

@@ -1,0 +1,105 @@
+"""The notebooks keep to the template and its budgets, and carry no outputs but those that are checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
+MOST_CELLS, MOST_LINES, MOST_WORKER_LINES, MOST_WORDS, MOST_LAUNCHES = 45, 15, 30, 1500, 10
+LOOP = ("question", "predict", "idea", "worker", "plan", "run", "compare", "reading")
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    """The cells of a notebook, with tags and source as text."""
+    notebook = json.loads(path.read_text())
+    return [{**c, "tags": c["metadata"].get("tags", []), "text": "".join(c["source"])} for c in notebook["cells"]]
+
+
+def tagged(path: Path, tag: str) -> list[dict[str, Any]]:
+    """The cells with a tag."""
+    return [cell for cell in cells(path) if tag in cell["tags"]]
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_there_are_notebooks() -> None:
+    assert len(NOTEBOOKS) >= 2
+
+
+def test_budgets(notebook: Path) -> None:
+    all_cells = cells(notebook)
+    words = sum(len(cell["text"].split()) for cell in all_cells if cell["cell_type"] == "markdown")
+    launches = sum(len(re.findall(r"lab\.launch\(|!torchrun", c["text"])) for c in all_cells if c["cell_type"] == "code")
+    assert len(all_cells) <= MOST_CELLS
+    assert words <= MOST_WORDS
+    assert 1 <= launches <= MOST_LAUNCHES
+    for cell in all_cells:
+        if cell["cell_type"] == "code":
+            lines = len(cell["text"].splitlines())
+            assert lines <= (MOST_WORKER_LINES if "worker" in cell["tags"] else MOST_LINES), cell["text"][:80]
+
+
+def test_setup_is_two_statements(notebook: Path) -> None:
+    (setup,) = tagged(notebook, "setup")
+    assert setup["text"].split("\n") == ["import labkit as lab", "machine = lab.start()"]
+
+
+def test_a_loop_asks_before_it_tells(notebook: Path) -> None:
+    order = [tag for cell in cells(notebook) for tag in cell["tags"] if tag in LOOP]
+    first = {tag: order.index(tag) for tag in LOOP}
+    assert [tag for tag in LOOP if tag not in order] == []
+    assert first["question"] < first["predict"] < first["run"] < first["compare"] < first["reading"]
+    assert order.count("question") <= 4
+    for question in (index for index, tag in enumerate(order) if tag == "question"):
+        assert "predict" in order[question : question + 2] or "run" in order[question : question + 2]
+
+
+def test_a_guess_may_be_left_empty(notebook: Path) -> None:
+    for cell in tagged(notebook, "predict"):
+        assert all("= ..." in line for line in cell["text"].splitlines())
+
+
+def test_parameters_for_papermill(notebook: Path) -> None:
+    (parameters,) = tagged(notebook, "parameters")
+    assert "nproc = " in parameters["text"]
+    assert "device = " in parameters["text"]
+
+
+def test_exercises_come_with_contract_check_and_help(notebook: Path) -> None:
+    text = "\n".join(cell["text"] for cell in cells(notebook))
+    announced = re.findall(r"### Exercise (\d\d\.\d)", text)
+    assert 2 <= len(announced) <= 4
+    for exercise in announced:
+        assert f'lab.check("{exercise}", ' in text
+    assert text.count("**Contract.**") == len(announced)
+    assert re.search(r"# lab\.hint\(", text)
+
+
+def test_it_has_its_fixed_parts(notebook: Path) -> None:
+    tags = [tag for cell in cells(notebook) for tag in cell["tags"]]
+    assert [tag for tag in ("title", "contract", "setup", "parameters", "exercise", "break", "practice") if tag not in tags] == []
+    text = "\n".join(cell["text"] for cell in cells(notebook))
+    assert re.search(r"What you'll do.*What you'll learn.*What you'll need", text, re.DOTALL)
+    assert "## Key points" in text
+    assert "**Sources" in text
+
+
+def test_it_is_normalised(notebook: Path) -> None:
+    content = json.loads(notebook.read_text())
+    ids = [cell["id"] for cell in content["cells"]]
+    assert len(set(ids)) == len(ids)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["execution_count"] is None
+            assert bool(cell["outputs"]) == ("nbval-check-output" in cell["metadata"].get("tags", []))
+    assert set(content["metadata"]) == {"kernelspec", "language_info"}
+    assert notebook.read_text() == json.dumps(content, indent=1, ensure_ascii=False) + "\n"
