@@ -6,6 +6,8 @@ LabError
 └── LaunchError    a rank failed: .rank .traceback .folder
     └── RankTimeout    ranks waited too long: .stacks
 
+`Interrupted` stands outside the tree: it is a KeyboardInterrupt, which `except Exception` must not swallow.
+
 The text of each: a sentence with the fact and its values, what was found, and a last line `Try:`.
 """
 
@@ -74,6 +76,13 @@ class RankTimeout(LaunchError):
     """
 
     stacks: Mapping[int, str] = {}
+
+
+class Interrupted(KeyboardInterrupt):
+    """The learner interrupted a launch: all its processes have ended, what was reported is kept."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -70,4 +70,4 @@ def quantity_text(name: str, value: object) -> str:
         return f"{value * 100:.1f} %"
     if name.endswith("_bytes"):
         return bytes_text(value)
-    return seconds_text(value) if name.endswith("_s") else f"{value:.6g}"
+    return seconds_text(value) if name.endswith("_s") else f"{value:.4g}"

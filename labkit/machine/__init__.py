@@ -1,0 +1,1 @@
+"""Machine: what this computer is."""

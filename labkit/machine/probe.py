@@ -17,7 +17,8 @@ from labkit.machine.records import GPU, Machine
 def look() -> Machine:
     """This computer, now. Never initialises CUDA.
 
-    Shell: lscpu; free -b; df -B1 /dev/shm; nvidia-smi --query-gpu=index,name,memory.total,compute_cap --format=csv
+    Shell: lscpu; free -b; df -B1 /dev/shm; nvidia-smi --query-gpu=index,name,memory.total,compute_cap
+    --format=csv
     """
     gpus, driver, trouble = _gpus()
     memory = psutil.virtual_memory()
@@ -52,7 +53,10 @@ def choose_backend(num_gpus: int, *, nproc: int, trouble: str = "") -> tuple[str
         return "nccl", f"every one of {nproc} rank{'s' if nproc > 1 else ''} has a GPU of its own"
     if num_gpus:
         plural = "s" if num_gpus > 1 else ""
-        return "gloo", f"{nproc} ranks but {num_gpus} GPU{plural}, and NCCL wants a GPU of its own for each rank"
+        return (
+            "gloo",
+            f"{nproc} ranks but {num_gpus} GPU{plural}, and NCCL wants a GPU of its own for each rank",
+        )
     return "gloo", trouble or "no NVIDIA GPU here"
 
 
@@ -78,7 +82,11 @@ def _gpus() -> tuple[tuple[GPU, ...], str, str]:
         return (), "", "no NVIDIA driver here" if missing else f"NVML does not answer: {error}"
     try:
         count = pynvml.nvmlDeviceGetCount()
-        return tuple(_gpu(pynvml, index) for index in range(count)), str(pynvml.nvmlSystemGetDriverVersion()), ""
+        return (
+            tuple(_gpu(pynvml, index) for index in range(count)),
+            str(pynvml.nvmlSystemGetDriverVersion()),
+            "",
+        )
     except pynvml.NVMLError as error:
         return (), "", f"NVML does not answer: {error}"
     finally:
@@ -105,7 +113,7 @@ def _cpu_name() -> str:
 
 
 def _container_memory() -> tuple[int, int]:
-    """Limit and use of this container's memory in bytes, from cgroup v2; no limit reads as a very large one."""
+    """Limit and use of this container's memory in bytes (cgroup v2); no limit reads as a very large one."""
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
         return int(text), int(used.read_text())

@@ -63,7 +63,10 @@ class Machine:
     def rows(self) -> list[tuple[str, str]]:
         """The record as label and text."""
         gpus = [
-            (f"GPU {gpu.index}", f"{gpu.name}, {bytes_text(gpu.memory_bytes)}, compute {gpu.compute_capability}")
+            (
+                f"GPU {gpu.index}",
+                f"{gpu.name}, {bytes_text(gpu.memory_bytes)}, compute {gpu.compute_capability}",
+            )
             for gpu in self.gpus
         ]
         return [

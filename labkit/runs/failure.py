@@ -1,32 +1,30 @@
 """From what each rank left behind to one error: who failed first, at which line, and who only echoed it.
 
-torchrun kills the other ranks as soon as one ends, and a rank that waits for a dead one fails too, so the last thing
-printed is seldom the cause. Here every rank's own account (errors/<rank>.json, written before its sockets close) is
-read, echoes are told from causes by what they say, and causes are ordered by time. A rank that was killed by a signal
-wrote none: torchrun's summary holds its exit code.
+torchrun kills the other ranks as soon as one ends, and a rank that waits for a dead one fails too, so the
+last thing printed is seldom the cause. Here every rank's own account (errors/<rank>.json, written before its
+sockets close) is read, echoes are told from causes by what they say, and causes are ordered by time. A rank
+that was killed by a signal wrote none: torchrun's summary holds its exit code.
 """
 
 from __future__ import annotations
 
-import linecache
+import math
 import re
+import shutil
 import signal
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import LaunchError, RankTimeout
+from labkit.errors import LaunchError
 from labkit.runs.run import Run, RunFolder, read_lines
+from labkit.runs.stacks import learner_frame, stack_frames
+from labkit.runs.worker import ECHOES
+from labkit.units import MIB, bytes_text
 
-# What a rank says when another one is gone: gloo (tcp pair), torch's store, NCCL. Seen in torch 2.13 with gloo; the NCCL
-# texts are from its documentation: docs.nvidia.com/deeplearning/nccl/user-guide (ncclRemoteError, ncclInternalError).
-ECHOES = re.compile(
-    r"Connection (closed|reset) by (peer|remote)|Broken pipe|recvValue failed|Timed out waiting \d+ms for \w+ operation|"
-    r"remote process exited or there was a network error|NCCL communicator was aborted|failed to recv, got 0 bytes",
-)
 SUMMARY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
-AGENT_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)
+FULL_DISK_BYTES = 1 * MIB
 
 
 @dataclass(frozen=True)
@@ -46,36 +44,50 @@ class RankEnd:
     @property
     def is_echo(self) -> bool:
         """Whether it only failed because another rank was gone."""
-        if self.account is None:
-            return False
-        return any(ECHOES.search(text) for text in (self.account["text"], *self.account["causes"]))
+        return self.account is not None and bool(self.account["is_echo"])
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sorts causes before echoes, then by time; a rank killed without a word comes before all that spoke."""
-        return self.is_echo, self.account["time"] if self.account else 0.0
+        """Sorts causes before echoes, then by time.
+
+        One that died without a word comes before all that spoke, but a SIGKILL after them: torchrun sends
+        that to ranks that will not end.
+        """
+        if self.account:
+            return self.is_echo, self.account["time"]
+        return False, math.inf if self.exit_code == -signal.SIGKILL else 0.0
 
 
 def rank_ends(folder: RunFolder, nproc: int) -> list[RankEnd]:
-    """Ranks that ended badly of themselves, the likely cause first; those that torchrun ended are left out."""
-    log = folder.agent_log.read_text(errors="replace") if folder.agent_log.exists() else ""
-    exit_codes = {int(rank): int(code) for rank, code in SUMMARY.findall(log)}
+    """Ranks that ended badly of themselves, the likely cause first; without those that torchrun ended."""
+    exit_codes = {int(rank): int(code) for rank, code in SUMMARY.findall(_agent_log(folder))}
     ends = [
-        RankEnd(rank, folder.read_json(folder.of_rank("errors", rank)), exit_codes.get(rank)) for rank in range(nproc)
+        RankEnd(rank, folder.read_json(folder.of_rank("errors", rank)), exit_codes.get(rank))
+        for rank in range(nproc)
     ]
     bad = [end for end in ends if end.account or end.exit_code]
-    spoke = [end for end in bad if end.account and not end.is_echo]
-    # SIGTERM is what torchrun sends to the survivors of a failure, so it is a cause only where nobody else has one.
-    killed = [end for end in bad if not end.account and (end.exit_code != -signal.SIGTERM or len(bad) == 1)]
-    silent = [] if spoke and all(end.exit_code in AGENT_SIGNALS for end in killed) else killed
-    return sorted([*silent, *(end for end in bad if end.account)], key=lambda end: end.order)
+    # SIGTERM is what torchrun sends to the survivors of a failure, so it is a cause only where nobody else
+    # has one.
+    of_themselves = [end for end in bad if end.account or end.exit_code != -signal.SIGTERM]
+    return sorted(of_themselves or bad, key=lambda end: end.order)
 
 
-def launch_error(folder: RunFolder, run: Run) -> LaunchError:
-    """The error of a run that failed, in the learner's terms."""
+def _agent_log(folder: RunFolder) -> str:
+    return folder.agent_log.read_text(errors="replace") if folder.agent_log.exists() else ""
+
+
+def launch_error(folder: RunFolder, run: Run, agent_status: int | None) -> LaunchError:
+    """The error of a run that failed, in the learner's terms.
+
+    Args:
+        folder: Of the run.
+        run: Its record.
+        agent_status: torchrun's exit status, negative for a signal; None if its guard was killed before it
+        could tell.
+    """
     ends = rank_ends(folder, run.nproc)
     if not ends:
-        return _agent_error(folder)
+        return _agent_error(folder, run, agent_status)
     first, others = ends[0], ends[1:]
     left = [rank for rank in range(run.nproc) if folder.of_rank("results", rank).exists()]
     if first.is_echo and left:
@@ -93,13 +105,20 @@ def launch_error(folder: RunFolder, run: Run) -> LaunchError:
 
 
 def _left_alone(folder: RunFolder, run: Run, ends: list[RankEnd], left: int) -> LaunchError:
-    """Ranks failed in a collective because another had already returned: it made fewer calls than they did."""
+    """Ranks failed in a collective because another had returned: it made fewer calls than they did."""
     accounts = [end.account for end in ends if end.account]
     places = [learner_frame(account["frames"], folder.path) for account in accounts]
-    waiting = [f"Rank {end.rank} was waiting for it at {place}" for end, place in zip(ends, places, strict=False)]
+    waiting = [
+        f"Rank {end.rank} was waiting for it at {place}" for end, place in zip(ends, places, strict=False)
+    ]
     return LaunchError(
         f"Rank {left} of {run.nproc} returned while another rank was still waiting for it in a collective.",
-        found="\n".join([*waiting, "A collective ends when all ranks have called it, so every rank must make as many calls."]),
+        found="\n".join(
+            [
+                *waiting,
+                "A collective ends when all ranks have called it, so every rank must make as many calls.",
+            ]
+        ),
         try_="let every rank run the same number of steps, or use DDP's join()",
         rank=left,
         traceback=accounts[0]["traceback"] if accounts else "",
@@ -112,17 +131,22 @@ def _describe(end: RankEnd, run: Run, folder: RunFolder) -> tuple[str, str]:
     who = f"Rank {end.rank} of {run.nproc}"
     if end.account is None:
         return f"{who} {_exit_text(end.exit_code or 0)}.", _last_seen(end.rank, folder)
-    line = learner_frame(end.account["frames"], folder.path)
-    where = f" at {line}" if line else ""
+    if end.account["returned"]:
+        return f"{who} returned a {end.account['returned']} that can't be sent back: {_said(end.account)}", ""
     if end.account["type"] == "SystemExit":
-        return f"{who} called sys.exit({end.account['text']}){where}.", ""
+        line, code = learner_frame(end.account["frames"], folder.path), end.account["text"]
+        said = _last_words(end.rank, folder) if code.isdigit() else ""  # a text is what it said
+        return f"{who} called sys.exit({code}){f' at {line}' if line else '.'}", said
     return f"{who} raised {_said(end.account)}", textwrap.indent(_shortened(end.account["traceback"]), "    ")
 
 
 def _describe_other(end: RankEnd, first: RankEnd) -> str:
     if end.account is None:
         return f"Rank {end.rank} {_exit_text(end.exit_code or 0)}."
-    if first.account and (end.account["type"], end.account["text"]) == (first.account["type"], first.account["text"]):
+    if first.account and (end.account["type"], end.account["text"]) == (
+        first.account["type"],
+        first.account["text"],
+    ):
         return f"Rank {end.rank} raised the same."
     if end.is_echo:
         return f"Rank {end.rank} only echoes it: {ECHOES.search(str(end.account))[0]}."  # type: ignore[index]
@@ -145,25 +169,44 @@ def _exit_text(code: int) -> str:
 
 def _last_seen(rank: int, folder: RunFolder) -> str:
     """What a rank that left no account did last."""
-    reported = read_lines(folder.of_rank("metrics", rank))
-    log, stack = folder.rank_log(rank, "stderr"), folder.of_rank("stacks", rank)
-    printed = log.read_text(errors="replace").strip().splitlines()[-2:] if log else []
-    found = [f"Its last words on stderr: {' / '.join(printed)}"] if printed else []
+    reported, stack = read_lines(folder.of_rank("metrics", rank)), folder.of_rank("stacks", rank)
+    words = _last_words(rank, folder)
+    found = [words] if words else []
     place = learner_frame(stack_frames(stack.read_text())[::-1], folder.path) if stack.exists() else ""
     if place:
         found.append(f"It stood at {place}")
     if reported:
         last = {name.lstrip("_"): value for name, value in reported[-1].items() if name != "_time"}
         found.append(f"Its last report: {', '.join(f'{name} {value}' for name, value in last.items())}.")
+    free_bytes = shutil.disk_usage(folder.path).free
+    if free_bytes < FULL_DISK_BYTES:
+        found.append(
+            f"The disk of {folder.path} is full, so it could not write why: {bytes_text(free_bytes)} free."
+        )
     return "\n".join(found or ["It wrote no error, no report and nothing on stderr."])
 
 
+def _last_words(rank: int, folder: RunFolder) -> str:
+    log = folder.rank_log(rank, "stderr")
+    printed = log.read_text(errors="replace").strip().splitlines()[-2:] if log else []
+    return f"Its last words on stderr: {' / '.join(printed)}" if printed else ""
+
+
 def _advice(end: RankEnd, run: Run) -> str:
+    if end.account and end.account["returned"]:
+        return "return numbers, tensors, or lists and dicts of them"
     if end.exit_code == -signal.SIGKILL and end.account is None:
         return "dmesg | grep -i 'killed process'   (Linux kills a process when memory runs out)"
     if end.exit_code == -signal.SIGABRT and end.account is None and run.backend == "gloo":
-        return 'lab.launch(…, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})   (checks that ranks agree on shapes)'
-    return f'run = lab.Run.open("{_short_path(run.folder)}"); print(run.logs(rank={end.rank}, stream="stderr"))'
+        return (
+            'lab.launch(…, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})   (checks that ranks agree on shapes)'
+        )
+    return f'print({open_line(run)}.logs(rank={end.rank}, stream="stderr"))'
+
+
+def open_line(run: Run) -> str:
+    """The expression that opens a run, as the learner would type it here."""
+    return f'lab.Run.open("{_short_path(run.folder)}")'
 
 
 def _short_path(path: Path) -> str:
@@ -172,81 +215,23 @@ def _short_path(path: Path) -> str:
 
 def _shortened(traceback: str, most: int = 24) -> str:
     """A traceback with its middle left out where it is long."""
-    lines = [line if len(line) < 300 else f"{line[:150]} … {line[-150:]}" for line in traceback.rstrip().splitlines()]
+    lines = [
+        line if len(line) < 300 else f"{line[:150]} … {line[-150:]}"
+        for line in traceback.rstrip().splitlines()
+    ]
     if len(lines) <= most:
         return "\n".join(lines)
     return "\n".join([*lines[: most // 2], f"  … {len(lines) - most} lines left out …", *lines[-most // 2 :]])
 
 
-def _agent_error(folder: RunFolder) -> LaunchError:
-    """No rank ended badly, so torchrun itself did."""
-    log = folder.agent_log.read_text(errors="replace") if folder.agent_log.exists() else ""
-    tail = "\n".join(f"    {line}" for line in log.strip().splitlines()[-6:])
-    return LaunchError(
-        "torchrun ended before it could start or finish the ranks.",
-        found=f"The end of its log:\n{tail}" if tail else "It printed nothing; its guard may have been killed.",
-        try_=f"cat {_short_path(folder.agent_log)}",
-        folder=folder.path,
-    )
-
-
-def learner_frame(frames: list[dict[str, Any]], folder: Path) -> str:
-    """The deepest line that the learner wrote: in a cell, or in a file outside installed packages."""
-    for frame in reversed(frames):
-        in_cell = Path(frame["file"]).is_relative_to(folder)
-        if in_cell or not re.search(r"site-packages|/lib/python3|<frozen|/labkit/runs/", frame["file"]):
-            place = "the cell" if in_cell else Path(frame["file"]).name
-            return f"line {frame['line']} of {place}, in {frame['function']}: {frame['code']}"
-    return ""
-
-
-def rank_timeout(folder: RunFolder, run: Run, timeout_s: float, stacks: dict[int, str]) -> RankTimeout:
-    """The error of a run that took too long: where each rank stood, and for whom they wait."""
-    frames = {rank: stack_frames(stack) for rank, stack in stacks.items()}
-    finished = [rank for rank in range(run.nproc) if folder.of_rank("results", rank).exists()]
-    waiting = [rank for rank, stack in frames.items() if _waiting_in(stack)]
-    late = [rank for rank in range(run.nproc) if rank not in waiting]
-    lines = [
-        f"Rank {rank} has finished." if rank in finished else _where(rank, frames.get(rank, []), folder)
-        for rank in range(run.nproc)
-    ]
-    if waiting and late:
-        names = " and ".join(f"rank {rank}" for rank in late)
-        lines.append(f"A collective ends when all ranks have called it: everyone waits for {names}.")
-    error = RankTimeout(
-        f"{run.nproc - len(finished)} of {run.nproc} ranks were still running after timeout_s={timeout_s:g}.",
-        found="\n".join(lines),
-        try_="lab.launch(…, timeout_s=None)   (no limit, if it was only slow)",
-        rank=late[0] if waiting and late else None,
-        folder=folder.path,
-    )
-    error.stacks = stacks
-    return error
-
-
-def stack_frames(stack: str) -> list[dict[str, Any]]:
-    """The frames of a faulthandler stack, innermost first, down to the rank's own beginning."""
-    found = []
-    for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', stack):
-        if file.endswith("/labkit/runs/worker.py"):
-            break
-        code = linecache.getline(file, int(line)).strip()
-        found.append({"file": file, "line": int(line), "function": function, "code": code})
-    return found
-
-
-def _waiting_in(frames: list[dict[str, Any]]) -> str:
-    """The torch.distributed call that a stack stands in, or the backward pass, where DDP waits; empty if in neither."""
-    for frame in frames:
-        if frame["file"].endswith(("distributed_c10d.py", "rendezvous.py")) and frame["function"] != "wrapper":
-            return str(frame["function"])
-        if frame["function"] == "_engine_run_backward":
-            return "backward"
-    return ""
-
-
-def _where(rank: int, frames: list[dict[str, Any]], folder: RunFolder) -> str:
-    if not frames:
-        return f"Rank {rank} did not answer when asked where it stands."
-    call, place = _waiting_in(frames), learner_frame(frames[::-1], folder.path)
-    return f"Rank {rank} waits in {call}, {place}" if call else f"Rank {rank} is at {place}"
+def _agent_error(folder: RunFolder, run: Run, status: int | None) -> LaunchError:
+    """No rank ended badly of itself, so torchrun did, or the guard above it."""
+    tail = "\n".join(f"    {line}" for line in _agent_log(folder).strip().splitlines()[-6:])
+    found = f"The end of its log:\n{tail}" if tail else "It printed nothing."
+    if status is None:
+        fact, found = "The process that guards the ranks was killed.", "The ranks have been ended with it."
+    elif status < 0:
+        fact = f"torchrun, the parent of the ranks, {_exit_text(status)}."
+    else:
+        fact = f"torchrun ended with exit code {status}, but no rank failed."
+    return LaunchError(fact, found=found, try_=f"cat {_short_path(folder.agent_log)}", folder=folder.path)

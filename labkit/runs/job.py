@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from labkit.runs.guard import TERMINATE
 from labkit.runs.warm_client import WarmServer
@@ -36,7 +35,7 @@ class Request:
 
 
 class Job:
-    """One running job. A context: on the way out, whatever happened, the job is ended and its guard awaited."""
+    """One running job. A context: on the way out, whatever happened, job and guard are ended."""
 
     def __init__(self, request: Request, server: WarmServer | None) -> None:
         self._control, theirs = socket.socketpair()
@@ -45,46 +44,55 @@ class Job:
         try:
             with theirs:
                 if server is not None:
-                    server.fork(vars(request), theirs)
-                else:
-                    self._guard = _start_cold(request, theirs)
+                    server.wait_until_ready()
+                with interrupts_held():
+                    if server is not None:
+                        server.fork(vars(request), theirs)
+                    else:
+                        self._guard = _start_cold(request, theirs)
         except BaseException:
-            self._control.close()
+            self._end()
             raise
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the job has ended, waiting up to `timeout_s` for it."""
-        readable, _, _ = select.select([self._control], [], [], timeout_s)
-        if not readable:
+        self._control.settimeout(timeout_s)
+        try:
+            while chunk := self._control.recv(64):  # the guard says one thing and ends
+                self._message += chunk
+        except TimeoutError:
             return False
-        while chunk := self._control.recv(64):  # the guard says one thing and ends
-            self._message += chunk
+        except ConnectionError:  # the guard was killed with a word of ours unread
+            pass
         return True
 
     def terminate(self) -> None:
         """Ask the guard to end the job: SIGTERM first, three seconds later SIGKILL."""
-        try:
+        with suppress(OSError):  # the guard has ended
             self._control.send(TERMINATE)
-        except OSError:  # the guard has ended
-            pass
 
     @property
     def agent_status(self) -> int | None:
-        """torchrun's exit status, negative for a signal; None if the guard was killed before it could tell."""
+        """The exit status of torchrun, negative for a signal; None if the guard was killed before it told."""
         return int(self._message) if self._message else None
 
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            with interrupts_ignored():
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        with interrupts_held():
+            try:
                 self.terminate()
                 self.wait(30)
-                if self._guard:
-                    self._guard.wait(30)
-        finally:
-            self._control.close()  # end-of-file makes the guard kill what is left
+            finally:
+                self._control.close()  # end-of-file makes the guard kill what is left
+            if self._guard:
+                self._guard.wait(30)
 
 
 def _start_cold(request: Request, control: socket.socket) -> subprocess.Popen[bytes]:
@@ -104,13 +112,17 @@ def _start_cold(request: Request, control: socket.socket) -> subprocess.Popen[by
 
 
 @contextmanager
-def interrupts_ignored() -> Iterator[None]:
-    """Ignore SIGINT for a while: a second Interrupt must not cut the cleaning up short."""
-    if threading.current_thread() is not threading.main_thread() or os.name != "posix":
+def interrupts_held() -> Iterator[None]:
+    """Let an Interrupt wait until the block has ended: starting and cleaning up must not be cut short."""
+    in_main = threading.current_thread() is threading.main_thread()  # Python interrupts no other
+    if not in_main or signal.getsignal(signal.SIGINT) is None:  # None: a handler that is not Python's
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    held: list[tuple[Any, ...]] = []
+    before = signal.signal(signal.SIGINT, lambda *args: held.append(args))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+    if held and callable(before):
+        before(*held[0])

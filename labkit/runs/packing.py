@@ -20,25 +20,23 @@ from labkit.errors import UsageError
 def pack(function: Callable[..., Any], args: tuple[Any, ...], cells: Path) -> bytes:
     """Pickle a function and its arguments; a rank that unpickles them sees the learner's own source lines.
 
-    Code that was typed in a cell (its file name is known to `linecache` but is no file) is renamed to a copy of the
-    cell under `cells`, so that tracebacks in the rank quote it.
+    Code that was typed in a cell (its file name is known to `linecache` but is no file) is renamed to a copy
+    of the cell under `cells`, so that tracebacks in the rank quote it.
 
     Raises:
         UsageError: Something in it can't be pickled; says which argument or variable.
     """
-
+    with_lines = {types.CodeType: lambda code: _reduce_code(code, cells)}
 
     class CellPickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap(
-            {types.CodeType: lambda code: _reduce_code(code, cells)}, cloudpickle.Pickler.dispatch_table
-        )
+        dispatch_table = ChainMap(with_lines, cloudpickle.Pickler.dispatch_table)  # noqa: RUF012
 
     buffer = io.BytesIO()
     try:
         CellPickler(buffer).dump((function, args))
     except Exception as error:
         raise UsageError(
-            f"{function.__name__} can't be sent to other processes: {error}.",
+            f"{getattr(function, '__name__', 'It')} can't be sent to other processes: {error}.",
             found=_culprit(function, args),
             try_="make it inside the function, or pass what it is made from",
         ) from None
@@ -48,7 +46,10 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...], cells: Path) -> by
 def _reduce_code(code: types.CodeType, cells: Path) -> tuple[Any, ...]:
     """As cloudpickle reduces code, but with a file name: it puts "<dynamic-code>" in its place."""
     make, args = _code_reduce(code)
-    return make, tuple(_file_to_quote(code, cells) if isinstance(arg, str) and arg == "<dynamic-code>" else arg for arg in args)
+    return make, tuple(
+        _file_to_quote(code, cells) if isinstance(arg, str) and arg == "<dynamic-code>" else arg
+        for arg in args
+    )
 
 
 def _file_to_quote(code: types.CodeType, cells: Path) -> str:
@@ -68,10 +69,12 @@ def _file_to_quote(code: types.CodeType, cells: Path) -> str:
 def _culprit(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """Which argument or variable of the function it is that can't be pickled."""
     names = [*inspect.signature(function).parameters][1:]
-    labels = [f"argument {name!r}" for name in names] + ["an argument"] * len(args)
-    candidates = list(zip(labels, args, strict=False))
-    variables = inspect.getclosurevars(function)
-    candidates += [(f"variable {name!r}", value) for name, value in {**variables.globals, **variables.nonlocals}.items()]
+    candidates = [(f"argument {name!r}", value) for name, value in zip(names, args, strict=False)]
+    candidates += [("an argument", value) for value in args[len(names) :]]
+    if inspect.isfunction(function):
+        variables = inspect.getclosurevars(function)
+        both = {**variables.globals, **variables.nonlocals}
+        candidates += [(f"variable {name!r}", value) for name, value in both.items()]
     for label, value in candidates:
         try:
             cloudpickle.dumps(value)

@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +62,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """torchrun's `--log-dir`."""
+        """The `--log-dir` of torchrun."""
         return self.path / "logs"
 
     def rank_log(self, rank: int, stream: str) -> Path | None:
@@ -71,6 +73,10 @@ class RunFolder:
         """The file of one rank in `ranks`, `metrics`, `errors`, `stacks` or `results`."""
         suffix = {"metrics": "jsonl", "stacks": "txt", "results": "pkl"}.get(kind, "json")
         return self.path / kind / f"{rank}.{suffix}"
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank has left its result or its error."""
+        return self.of_rank("results", rank).exists() or self.of_rank("errors", rank).exists()
 
     def read_json(self, path: Path) -> Any:
         """A JSON file's content, None where it isn't there."""
@@ -94,11 +100,13 @@ class Run:
         backend: "gloo" or "nccl".
         why: Why this device and backend.
         how: "warm" or "cold", and for cold the reason.
-        outcome: "finished", "failed", "timeout", "stopped" or "interrupted".
+        outcome: "finished", "failed", "timeout", "stopped", "interrupted"; or "unfinished": it runs
+            still, or the process that launched it was killed.
         duration_s: From the call to the last process's end.
         command: The torchrun line that does the same in a shell.
         machine: Short description of the machine it ran on.
         started: Date and time, local.
+        begin_time: The same as seconds since 1970.
         folder: The run folder.
     """
 
@@ -113,6 +121,7 @@ class Run:
     command: str
     machine: str
     started: str
+    begin_time: float
     folder: Path
 
     @classmethod
@@ -120,14 +129,21 @@ class Run:
         """A run of earlier, from its folder.
 
         Raises:
-            UsageError: The folder holds no finished run.
+            UsageError: The folder holds no run, or one that this version can't read.
         """
         path = Path(folder).absolute()
-        if not (path / "outcome.json").exists():
+        if not (path / "outcome.json").is_file():
             raise UsageError(
-                f"{path} holds no run that has ended.", found="There is no outcome.json in it.", try_=f"ls {path.parent}"
+                f"{path} holds no run.", found="There is no outcome.json in it.", try_=f"ls {path.parent}"
             )
-        return cls(folder=path, **json.loads((path / "outcome.json").read_text()))
+        try:
+            return cls(folder=path, **json.loads((path / "outcome.json").read_text()))
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"{path} holds a run that can't be read: {error}.",
+                found="Its outcome.json is damaged.",
+                try_=f"ls {path.parent}",
+            ) from None
 
     @cached_property
     def results(self) -> tuple[Any, ...]:
@@ -136,7 +152,16 @@ class Run:
 
     def _result(self, rank: int) -> Any:
         path = RunFolder(self.folder).of_rank("results", rank)
-        return pickle.loads(path.read_bytes()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return pickle.loads(path.read_bytes())
+        except Exception as error:
+            raise UsageError(
+                f"The result of rank {rank} can't be read: {type(error).__name__}: {error}.",
+                found="It may need a module that this process can't import.",
+                try_="run.metrics",
+            ) from error
 
     @cached_property
     def metrics(self) -> pandas.DataFrame:
@@ -166,11 +191,23 @@ class Run:
         """
         if rank not in range(self.nproc) or stream not in ("stdout", "stderr"):
             raise UsageError(
-                f"This run has ranks 0 … {self.nproc - 1} and streams stdout and stderr, not rank {rank}, {stream!r}.",
+                f"This run has ranks 0 … {self.nproc - 1} and streams stdout and stderr, "
+                f"not rank {rank}, {stream!r}.",
                 try_="run.logs(rank=0)",
             )
         path = RunFolder(self.folder).rank_log(rank, stream)
         return path.read_text(errors="replace") if path else ""
+
+    @cached_property
+    def phases(self) -> dict[str, float]:
+        """Seconds before the function began on the last rank, in it, and until every process was gone."""
+        folder = RunFolder(self.folder)
+        hellos = [folder.read_json(folder.of_rank("ranks", rank)) for rank in range(self.nproc)]
+        begun = max((hello["start_time"] for hello in hellos if hello), default=self.begin_time)
+        written = [folder.of_rank("results", rank) for rank in range(self.nproc)]
+        returned = max((path.stat().st_mtime for path in written if path.exists()), default=begun)
+        end = self.begin_time + self.duration_s
+        return {"before_s": begun - self.begin_time, "inside_s": returned - begun, "after_s": end - returned}
 
     @property
     def badge(self) -> str:
@@ -183,7 +220,7 @@ class Run:
         return [
             ("run", f"{self.name}, {self.nproc} × {self.device} ({self.backend}), {self.how}"),
             ("why", self.why),
-            ("outcome", f"{self.outcome} in {seconds_text(self.duration_s)}"),
+            ("outcome", f"{self.outcome}, {seconds_text(self.duration_s)}"),
             ("command", self.command),
             ("folder", str(self.folder)),
         ]
@@ -199,8 +236,14 @@ class Run:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a last line cut short by a crash is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    """What a JSON-lines file holds."""
+    return parsed(path.read_text(errors="replace").splitlines()) if path.exists() else []
+
+
+def parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The values of JSON lines; a line cut short by a crash or a full disk is left out."""
+    found = []
+    for line in lines:
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -14,8 +15,13 @@ from typing import Any
 
 from labkit.errors import MachineError
 
-# Variables that Python, the loader and torch read once, when the process starts: a fork comes too late for them.
-READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MKL_", "KMP_", "GOMP_", "TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP")
+# Variables that Python, the loader, the C library, OpenMP and torch read once, when the process starts.
+READ_AT_START = (
+    "PYTHON", "LD_", "DYLD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_TUNABLES",
+    "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_",
+    "TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_JIT",
+)  # fmt: skip
+SET_AFTER_FORK = ("OMP_NUM_THREADS",)
 
 
 class WarmServer:
@@ -27,10 +33,9 @@ class WarmServer:
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self.modules = tuple(modules)
-        self._start_env = _read_at_start(os.environ)
+        self._start = fixed_at_start(os.environ)
         self._lock = threading.Lock()
-        self._ready = False
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the server lives
         self._requests, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -41,6 +46,7 @@ class WarmServer:
                 stderr=self._log,
                 start_new_session=True,
             )
+        atexit.register(self.close)
 
     @property
     def pid(self) -> int:
@@ -54,14 +60,27 @@ class WarmServer:
 
     def unusable_for(self, env: Mapping[str, str]) -> str:
         """Why a launch with this environment can't be warm; empty if it can."""
-        wanted = _read_at_start(env)
-        changed = sorted(name for name in wanted | self._start_env if wanted.get(name) != self._start_env.get(name))
+        wanted = fixed_at_start(env)
+        changed = sorted(name for name in wanted | self._start if wanted.get(name) != self._start.get(name))
         if changed:
-            return f"{', '.join(changed)} is read when a process starts"
+            return f"{', '.join(changed)} can't change in a process that has started"
         return "" if self.alive else "the warm server has ended"
 
+    def wait_until_ready(self) -> None:
+        """Wait until the server has imported everything.
+
+        Raises:
+            MachineError: It ended instead; its last words are in the text.
+        """
+        try:
+            ready = self._requests.recv(16, socket.MSG_PEEK)  # stays there, for whoever asks next
+        except OSError:
+            ready = b""
+        if not ready:
+            raise MachineError("The warm server ended while it was importing.", found=self._last_words())
+
     def fork(self, request: Mapping[str, Any], control: socket.socket) -> None:
-        """Have the server fork a guard for this request, which then owns `control`.
+        """Have the ready server fork a guard for this request, which then owns `control`.
 
         Raises:
             MachineError: The server can't be reached; its last words are in the text.
@@ -69,30 +88,20 @@ class WarmServer:
         body = json.dumps(request).encode()
         with self._lock:
             try:
-                self._wait_until_ready()
-                self._send(body, control)
+                socket.send_fds(self._requests, [len(body).to_bytes(4, "big")], [control.fileno()])
+                self._requests.sendall(body)
             except OSError as error:
-                raise MachineError(f"The warm server does not answer: {error}.", found=self._last_words()) from None
-
-    def _send(self, body: bytes, control: socket.socket) -> None:
-        try:
-            socket.send_fds(self._requests, [len(body).to_bytes(4, "big")], [control.fileno()])
-            self._requests.sendall(body)
-        except BaseException:  # half a request, perhaps by an interrupt: the server could not tell where the next begins
-            self.close()
-            raise
+                raise MachineError(
+                    f"The warm server does not answer: {error}.", found=self._last_words()
+                ) from None
 
     def close(self) -> None:
         """End the server; running jobs end with it."""
+        atexit.unregister(self.close)
+        self._process.kill()
+        self._process.wait()
         self._requests.close()
-        self._process.wait(10)
         self._log.close()
-
-    def _wait_until_ready(self) -> None:
-        if not self._ready:
-            if not self._requests.recv(16):
-                raise ConnectionError("it ended while importing")
-            self._ready = True
 
     def _last_words(self) -> str:
         if self._log.closed:
@@ -101,5 +110,14 @@ class WarmServer:
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-5:])
 
 
-def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+def fixed_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """What a process takes from its parent and environment once: a fork comes too late for it."""
+    fixed = {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+    for name in SET_AFTER_FORK:
+        fixed.pop(name, None)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    fixed["the umask"] = f"{mask:03o}"
+    if hasattr(os, "sched_getaffinity"):
+        fixed["the set of CPU cores"] = str(sorted(os.sched_getaffinity(0)))
+    return fixed

@@ -1,9 +1,10 @@
 """The warm server: a process that has imported torch once and forks a guarded torchrun agent for each launch.
 
-`python -u -m labkit.runs.warm_server SOCKET_FD [MODULE …]`, started by `warm_client`. What it forks runs torchrun's own
-`torch.distributed.run.main` with the same arguments that the cold launch gives to `python -m`. One thing differs: where
-the agent would start `python -m labkit.runs.worker FOLDER` for a rank, it forks, and calls the same function. That
-saves importing torch once in the agent and once in each rank, which is nearly all of a launch's time.
+`python -u -m labkit.runs.warm_server SOCKET_FD [MODULE …]`, started by `warm_client`. What it forks runs
+torchrun's own `torch.distributed.run.main` with the same arguments that the cold launch gives to `python -m`.
+One thing differs: where the agent would start `python -m labkit.runs.worker FOLDER` for a rank, it forks, and
+calls the same function. That saves importing torch once in the agent and once in each rank, which is nearly
+all of a launch's time.
 
 It never initialises CUDA (a forked child could not use it then), and holds no state between launches.
 """
@@ -15,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -22,11 +24,15 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any, NoReturn
 
-# torch.cuda.is_available() must not call cuInit before the fork; a rank's environment is set anew from the launch's.
+# torch.cuda.is_available() must not call cuInit before the fork; a rank's environment is set anew from the
+# launch's.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when libgomp loads; ranks set their own by torch.set_num_threads
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read when libgomp loads; ranks set their own by torch.set_num_threads
 
 import torch
 import torch.distributed.elastic.rendezvous.dynamic_rendezvous as rendezvous
@@ -34,7 +40,8 @@ import torch.distributed.run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from labkit.runs import worker
-from labkit.runs.guard import die_with_parent, guard
+from labkit.runs.guard import guard
+from labkit.runs.prctl import die_with_parent
 
 HEADER = struct.Struct("!I")
 
@@ -71,11 +78,11 @@ class ForkedRank:
 
 
 def _become_rank(args: tuple[str, ...], env: dict[str, str], stdout: int, stderr: int) -> NoReturn:
-    """Turn this freshly forked process into what `python -u -m labkit.runs.worker FOLDER` would be; never returns."""
+    """Turn this fresh fork into what `python -u -m labkit.runs.worker FOLDER` would be; never returns."""
     code = 1
+    gc.freeze()  # nothing of the agent's may be finalised here: its threads are not
     try:
         os.setsid()
-        die_with_parent()
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,19 +94,24 @@ def _become_rank(args: tuple[str, ...], env: dict[str, str], stdout: int, stderr
         code = worker.main(args[-1])
         threading._shutdown()  # type: ignore[attr-defined]  # wait for the learner's threads, as Python's exit does
         atexit._run_exitfuncs()
-    finally:
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(code)
 
 
 def _reread_environment() -> None:
     """Set what torch and numpy took from the environment, or from chance, when they were imported."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    torch.distributed.set_debug_level_from_env()
+    num_threads = re.match(r"[1-9]\d*", os.environ.get("OMP_NUM_THREADS", ""))
+    torch.set_num_threads(int(num_threads[0]) if num_threads else len(os.sched_getaffinity(0)))
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    sys.path[0] = os.getcwd()
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
 
 
 def _become_agent(request: dict[str, Any]) -> NoReturn:
@@ -111,9 +123,7 @@ def _become_agent(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     _hasten_rendezvous()
-    SubprocessHandler._popen = lambda self, args, env: ForkedRank(  # type: ignore[assignment,return-value]
-        args, env, self._stdout.fileno(), self._stderr.fileno()
-    )
+    SubprocessHandler._popen = _fork_rank  # type: ignore[assignment,method-assign]
     sys.argv = [torchrun.__file__, *request["argv"]]
     try:
         torchrun.main()
@@ -123,11 +133,18 @@ def _become_agent(request: dict[str, Any]) -> NoReturn:
     os._exit(0)
 
 
+def _fork_rank(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> ForkedRank:
+    """Take the place of `SubprocessHandler._popen`; the handler has opened the rank's log files."""
+    return ForkedRank(args, env, handler._stdout.fileno(), handler._stderr.fileno())
+
+
 def _hasten_rendezvous() -> None:
-    """Leave out two things of the rendezvous that serve large clusters: 0 … 0.3 s of random delay before joining, so
-    that many nodes don't arrive at once, and the method names of events that nobody listens to (0.1 s of `inspect`).
+    """Leave out two things of the rendezvous that serve large clusters.
+
+    0 … 0.3 s of random delay before joining, so that many nodes don't arrive at once, and the method names of
+    events that nobody listens to (0.1 s of `inspect`).
     """
-    rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else time.sleep(seconds)
+    rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else time.sleep(seconds)  # type: ignore[attr-defined]
     rendezvous.get_method_name = lambda depth=2: ""
 
 
@@ -169,7 +186,7 @@ def main() -> None:
             requests.close()
             os.setsid()
             die_with_parent(signal.SIGTERM)
-            guard(control, lambda: _become_agent(request))
+            guard(control, partial(_become_agent, request))
         control.close()
 
 

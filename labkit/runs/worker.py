@@ -1,8 +1,8 @@
 """What every rank runs: unpack the task, run it, and write down what came of it.
 
-`python -m labkit.runs.worker FOLDER` under torchrun (cold), or `main(FOLDER)` in a forked process (warm). The two are
-the same from here on. This module imports no other room, so that it can be read as a whole: it is all that stands
-between torchrun and the learner's function.
+`python -m labkit.runs.worker FOLDER` under torchrun (cold), or `main(FOLDER)` in a forked process (warm). The
+two are the same from here on. This module imports no other room, so that it can be read as a whole: it is all
+that stands between torchrun and the learner's function.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import pickle
+import re
 import runpy
 import signal
 import sys
@@ -21,8 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.runs.prctl import die_with_parent
+
 FOLDER_VARIABLE = "LABKIT_RUN"
 STACK_SIGNAL = signal.SIGUSR2  # the guard's side sends it to ask a rank where it stands
+ECHO_PATIENCE_S = 1.0
+
+# What a rank says when another one is gone: gloo (tcp pair), torch's store, NCCL. Seen in torch 2.13 with
+# gloo; NCCL's are from its documentation: docs.nvidia.com/deeplearning/nccl/user-guide (ncclRemoteError,
+# ncclInternalError).
+ECHOES = re.compile(
+    r"Connection (closed|reset) by (peer|remote)|Broken pipe|recvValue failed|failed to recv, got 0 bytes|"
+    r"Timed out waiting \d+ms for \w+ operation|remote process exited or there was a network error|"
+    r"NCCL communicator was aborted"
+)
 
 
 @dataclass(frozen=True)
@@ -92,36 +105,82 @@ def _default_device(local: int) -> str:
 
 def _plain(name: str, value: Any) -> float | int | str | bool:
     """A value that JSON can hold; tensors of one element become numbers."""
+    if name in ("rank", "time_s") or name.startswith("_"):
+        raise ValueError(
+            f"report({name}=…): that name is taken; every report holds its rank and its time already."
+        )
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (float, int, str, bool)):
-        raise TypeError(f"report({name}=…) got {type(value).__name__}; a metric is a number, a text or a bool.")
+        raise TypeError(
+            f"report({name}=…) got {type(value).__name__}; a metric is a number, a text or a bool."
+        )
     return value
 
 
 def main(folder: str) -> int:
     """Run the task of a run folder as this rank; returns the process's exit code."""
+    die_with_parent()
     home, rank = Path(folder), Rank.current()
     os.environ[FOLDER_VARIABLE] = folder
     _write(home / "ranks" / f"{rank.index}.json", json.dumps({"pid": os.getpid(), "start_time": time.time()}))
     _tell_stacks(home / "stacks" / f"{rank.index}.txt")
+    result = None
     try:
-        result = _pickle_result(_run_task(home, rank))
+        result = _run_task(home, rank)
     except SystemExit as error:
-        if error.code:
+        if error.code not in (None, 0):
             return _exit_with(home, rank, error)
-        result = _pickle_result(None)
     except BaseException as error:
-        _write_error(home, rank, error)
-        sys.stderr.write("".join(_learner_traceback(error)))
-        return 1
-    _write(home / "results" / f"{rank.index}.pkl", result)
+        return _fail(home, rank, error)
+    try:
+        _write(home / "results" / f"{rank.index}.pkl", _pickle_result(result))
+    except Exception as error:
+        return _fail(home, rank, error, returned=type(result).__name__)
     return 0
+
+
+def _fail(home: Path, rank: Rank, error: BaseException, returned: str = "") -> int:
+    """Leave an account of the failure, before our sockets close and others fail of it; the exit code."""
+    _write_error(home, rank, error, returned)
+    sys.stderr.write("".join(_learner_traceback(error)))
+    if _is_echo(error):
+        _let_the_cause_speak(home, rank)
+    return 1
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether it says that another rank is gone; that one's error is the cause."""
+    return any(ECHOES.search(_text(each)) for each in (error, *_causes(error)))
+
+
+def _text(error: BaseException) -> str:
+    """What it says; the `__str__` of a learner's own class may fail too."""
+    try:
+        return repr(error.code) if isinstance(error, SystemExit) else str(error)
+    except Exception as second:
+        return f"its __str__ raised {type(second).__name__}"
+
+
+def _let_the_cause_speak(home: Path, rank: Rank) -> None:
+    """Wait until another rank has left its word.
+
+    torchrun ends all ranks as soon as the first has ended, and a rank that closes its group on the way out
+    (`finally: destroy_process_group()`) makes others fail before it does.
+    """
+    deadline = time.monotonic() + ECHO_PATIENCE_S
+    while time.monotonic() < deadline:
+        words = {path.stem for kind in ("errors", "results") for path in (home / kind).glob("[0-9]*")}
+        if words - {str(rank.index)}:
+            break
+        time.sleep(0.01)
 
 
 def _tell_stacks(path: Path) -> None:
     """Write this rank's stack to a file when asked by signal, and when it crashes (SIGSEGV, SIGABRT …)."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # stays open: the handlers write to it
+    file = os.open(
+        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+    )  # stays open: the handlers write to it
     faulthandler.enable(file, all_threads=False)
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
 
@@ -168,21 +227,31 @@ def _pickle_result(result: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _write_error(home: Path, rank: Rank, error: BaseException) -> None:
-    """Write the rank's own account of its failure, before its sockets close and others fail of it."""
-    frames = [
-        {"file": frame.filename, "line": frame.lineno, "function": frame.name, "code": frame.line}
-        for frame in traceback.extract_tb(_learner_frames(error.__traceback__))
-    ]
+def _write_error(home: Path, rank: Rank, error: BaseException, returned: str = "") -> None:
+    """Write the rank's own account of its failure.
+
+    Args:
+        home: The run folder.
+        rank: This rank.
+        error: What it failed of.
+        returned: Type of the result that could not be sent; empty where the task itself failed.
+    """
     account = {
         "time": time.time(),
         "type": type(error).__name__,
-        "text": str(error),
-        "causes": [f"{type(cause).__name__}: {cause}" for cause in _causes(error)],
-        "frames": frames,
+        "text": _text(error),
+        "is_echo": _is_echo(error),
+        "returned": returned,
+        "frames": [
+            {"file": frame.filename, "line": frame.lineno, "function": frame.name, "code": frame.line}
+            for frame in traceback.extract_tb(_learner_frames(error.__traceback__))
+        ],
         "traceback": "".join(_learner_traceback(error)),
     }
-    _write(home / "errors" / f"{rank.index}.json", json.dumps(account))
+    try:
+        _write(home / "errors" / f"{rank.index}.json", json.dumps(account))
+    except OSError as full:  # the launch finds out that the disk is
+        sys.stderr.write(f"The account of this failure can't be written: {full}\n")
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -196,12 +265,13 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _learner_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """Drop the frames of this module and of runpy that stand above the learner's."""
-    hidden = {__file__, runpy.__file__, "<frozen runpy>"}
+    """Drop the frames of this module and of Python's own above the learner's; None if that is all."""
     first = frames
-    while first is not None and first.tb_frame.f_code.co_filename in hidden:
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(
+        (__file__, runpy.__file__, "<frozen")
+    ):
         first = first.tb_next
-    return first or frames
+    return first
 
 
 def _learner_traceback(error: BaseException) -> list[str]:
@@ -212,8 +282,12 @@ def _learner_traceback(error: BaseException) -> list[str]:
 def _write(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: to a temporary name, then renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    temporary.rename(path)
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.rename(path)
+    except OSError:  # a full disk: make room for the account of it
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 if __name__ == "__main__":
