@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib
+import matplotlib.style
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
@@ -163,14 +163,14 @@ def buckets(num_buckets: int = 4) -> Picture:
 
 
 def losses(**runs: Run) -> Picture:
-    """Loss against step, one line a run, from what rank 0 reported as `loss` and `step`."""
+    """Loss against step, one line a run: the mean over ranks of what they reported as `loss` and `step`."""
     figure, axes = _canvas("", 3.2)
     last = {}
     for colour, (name, run) in zip(RANK_COLOURS, runs.items(), strict=False):
-        frame = run.metrics.query("rank == 0")
-        axes.plot(frame["step"], frame["loss"], color=colour, marker="o", markersize=3)
-        axes.annotate(f" {name}", (frame["step"].iloc[-1], frame["loss"].iloc[-1]), color=colour, va="center")
-        last[name] = float(frame["loss"].iloc[-1])
+        loss = run.metrics.groupby("step")["loss"].mean()
+        axes.plot(loss.index, loss, color=colour, marker="o", markersize=3)
+        axes.annotate(f" {name.replace('_', ' ')}", (loss.index[-1], loss.iloc[-1]), color=colour, va="center")
+        last[name.replace("_", " ")] = float(loss.iloc[-1])
     low = min(last, key=lambda name: last[name])
     axes.set_title(f"{low} ends lowest, at {last[low]:.2f} nats a byte", loc="left")
     axes.set(xlabel="step", ylabel="loss, nats a byte")
