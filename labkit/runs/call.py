@@ -71,9 +71,7 @@ def checked(
     if callable(target):
         _check_signature(name, target, args)
     if not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1:
-        raise UsageError(
-            f"nproc is {nproc!r}, but must be a whole number of ranks, 1 or more.", try_="nproc=2"
-        )
+        raise UsageError(f"nproc is {nproc!r}, but must be a whole number of ranks, 1 or more.", try_="nproc=2")
     if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
         raise UsageError(
             f"timeout_s is {timeout_s!r}, but must be a number above 0, or None for no limit.",
@@ -115,9 +113,7 @@ def _check_signature(name: str, function: Callable[..., Any], args: tuple[Any, .
 def _check_env(env: object) -> None:
     """Refuse an environment that no process can have."""
     if not isinstance(env, Mapping):
-        raise UsageError(
-            f"env is a {type(env).__name__}, but must be a dict.", try_='env={"NCCL_DEBUG": "INFO"}'
-        )
+        raise UsageError(f"env is a {type(env).__name__}, but must be a dict.", try_='env={"NCCL_DEBUG": "INFO"}')
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UsageError(
@@ -133,23 +129,17 @@ def _script(target: object) -> Path:
     """The path of a script that is there and can be compiled."""
     if not isinstance(target, (str, Path)):
         raise UsageError(
-            f"launch takes a function or the path of a script, not a {type(target).__name__}.",
+            f"launch takes a function or the path of a script, not {target!r:.60}.",
             try_="lab.launch(train, nproc=2)",
         )
     path = Path(target)
     if not path.is_file():
         home = path if path.is_dir() else path.parent
         beside = sorted(other.name for other in home.glob("*.py")) if home.is_dir() else []
-        what = (
-            f"{str(target)!r} is a folder, not a script."
-            if home == path
-            else f"There is no script {str(target)!r}"
-        )
+        what = f"{str(target)!r} is a folder, not a script." if home == path else f"There is no script {str(target)!r}"
         raise UsageError(
             what if home == path else f"{what} in {Path.cwd()}.",
-            found=f"Python files there: {', '.join(beside[:8])}."
-            if beside
-            else "There are no Python files there.",
+            found=f"Python files there: {', '.join(beside[:8])}." if beside else "There are no Python files there.",
             try_=f'lab.launch("{home / beside[0]}", nproc=2)' if beside else "%%writefile train.py",
         )
     _check_syntax(path, str(target))
@@ -162,11 +152,11 @@ def _check_syntax(path: Path, shown: str) -> None:
             warnings.simplefilter("ignore")  # the ranks will show them
             ast.parse(path.read_bytes(), shown)
     except (SyntaxError, ValueError) as error:  # ValueError: not a text
-        line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         code = (error.text or "").rstrip() if isinstance(error, SyntaxError) else ""
         raise UsageError(
-            f"{shown} is not valid Python:{line} {getattr(error, 'msg', error)}.",
-            found=code,
+            f"{shown} is not valid Python: {getattr(error, 'msg', error)}{line}.",
+            found=f"    {code}" if code else "",
             try_=f"python {shown}",
         ) from None
 

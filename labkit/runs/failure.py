@@ -24,6 +24,9 @@ from labkit.runs.worker import ECHOES
 from labkit.units import MIB, bytes_text
 
 SUMMARY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
+# What TORCH_DISTRIBUTED_DEBUG=DETAIL says, with two fingerprints of 300 characters in it.
+MISMATCH = re.compile(r"Detected mismatch between collectives.*in the following aspects: (?:Tensor )?(.*)")
+LIBRARY_FRAMES = re.compile(r'(?:  File "[^"]*(?:site-packages|/lib/python3)[^"]*", line .*\n(?:    .*\n)*)+')
 FULL_DISK_BYTES = 1 * MIB
 
 
@@ -46,6 +49,12 @@ class RankEnd:
         """Whether it only failed because another rank was gone."""
         return self.account is not None and bool(self.account["is_echo"])
 
+    def is_like(self, other: RankEnd) -> bool:
+        """Whether both ended of the same."""
+        if self.account and other.account:
+            return all(self.account[key] == other.account[key] for key in ("type", "text"))
+        return not self.account and not other.account and self.exit_code == other.exit_code
+
     @property
     def order(self) -> tuple[bool, float]:
         """Sorts causes before echoes, then by time.
@@ -62,8 +71,7 @@ def rank_ends(folder: RunFolder, nproc: int) -> list[RankEnd]:
     """Ranks that ended badly of themselves, the likely cause first; without those that torchrun ended."""
     exit_codes = {int(rank): int(code) for rank, code in SUMMARY.findall(_agent_log(folder))}
     ends = [
-        RankEnd(rank, folder.read_json(folder.of_rank("errors", rank)), exit_codes.get(rank))
-        for rank in range(nproc)
+        RankEnd(rank, folder.read_json(folder.of_rank("errors", rank)), exit_codes.get(rank)) for rank in range(nproc)
     ]
     bad = [end for end in ends if end.account or end.exit_code]
     # SIGTERM is what torchrun sends to the survivors of a failure, so it is a cause only where nobody else
@@ -88,7 +96,8 @@ def launch_error(folder: RunFolder, run: Run, agent_status: int | None) -> Launc
     ends = rank_ends(folder, run.nproc)
     if not ends:
         return _agent_error(folder, run, agent_status)
-    first, others = ends[0], ends[1:]
+    first = min((end for end in ends if end.is_like(ends[0])), key=lambda end: end.rank)
+    others = [end for end in ends if end is not first]
     left = [rank for rank in range(run.nproc) if folder.of_rank("results", rank).exists()]
     if first.is_echo and left:
         return _left_alone(folder, run, ends, left[0])
@@ -108,9 +117,7 @@ def _left_alone(folder: RunFolder, run: Run, ends: list[RankEnd], left: int) -> 
     """Ranks failed in a collective because another had returned: it made fewer calls than they did."""
     accounts = [end.account for end in ends if end.account]
     places = [learner_frame(account["frames"], folder.path) for account in accounts]
-    waiting = [
-        f"Rank {end.rank} was waiting for it at {place}" for end, place in zip(ends, places, strict=False)
-    ]
+    waiting = [f"Rank {end.rank} was waiting for it at {place}" for end, place in zip(ends, places, strict=False)]
     return LaunchError(
         f"Rank {left} of {run.nproc} returned while another rank was still waiting for it in a collective.",
         found="\n".join(
@@ -132,22 +139,20 @@ def _describe(end: RankEnd, run: Run, folder: RunFolder) -> tuple[str, str]:
     if end.account is None:
         return f"{who} {_exit_text(end.exit_code or 0)}.", _last_seen(end.rank, folder)
     if end.account["returned"]:
-        return f"{who} returned a {end.account['returned']} that can't be sent back: {_said(end.account)}", ""
+        what = f"a value of type {end.account['returned']} that can't be sent back"
+        return f"{who} returned {what}: {_said(end.account)}", ""
     if end.account["type"] == "SystemExit":
         line, code = learner_frame(end.account["frames"], folder.path), end.account["text"]
         said = _last_words(end.rank, folder) if code.isdigit() else ""  # a text is what it said
         return f"{who} called sys.exit({code}){f' at {line}' if line else '.'}", said
-    return f"{who} raised {_said(end.account)}", textwrap.indent(_shortened(end.account["traceback"]), "    ")
+    return f"{who} raised {_said(end.account)}", _quoted(end.account["traceback"], folder)
 
 
 def _describe_other(end: RankEnd, first: RankEnd) -> str:
+    if end.is_like(first):
+        return f"Rank {end.rank} did the same."
     if end.account is None:
         return f"Rank {end.rank} {_exit_text(end.exit_code or 0)}."
-    if first.account and (end.account["type"], end.account["text"]) == (
-        first.account["type"],
-        first.account["text"],
-    ):
-        return f"Rank {end.rank} raised the same."
     if end.is_echo:
         return f"Rank {end.rank} only echoes it: {ECHOES.search(str(end.account))[0]}."  # type: ignore[index]
     return f"Rank {end.rank}, {'later' if first.account else 'too'}: {_said(end.account)}"
@@ -155,7 +160,7 @@ def _describe_other(end: RankEnd, first: RankEnd) -> str:
 
 def _said(account: dict[str, Any], most: int = 200) -> str:
     """An exception in one line; the middle is left out where it is long."""
-    text = " ".join(account["text"].split())
+    text = MISMATCH.sub(r"the ranks called different collectives: \1", " ".join(account["text"].split()))
     if len(text) > most:
         text = f"{text[: most // 2]} … {text[-most // 2 :]}"
     return f"{account['type']}: {text}" if text else account["type"]
@@ -180,9 +185,7 @@ def _last_seen(rank: int, folder: RunFolder) -> str:
         found.append(f"Its last report: {', '.join(f'{name} {value}' for name, value in last.items())}.")
     free_bytes = shutil.disk_usage(folder.path).free
     if free_bytes < FULL_DISK_BYTES:
-        found.append(
-            f"The disk of {folder.path} is full, so it could not write why: {bytes_text(free_bytes)} free."
-        )
+        found.append(f"The disk of {folder.path} is full, so it could not write why: {bytes_text(free_bytes)} free.")
     return "\n".join(found or ["It wrote no error, no report and nothing on stderr."])
 
 
@@ -198,9 +201,7 @@ def _advice(end: RankEnd, run: Run) -> str:
     if end.exit_code == -signal.SIGKILL and end.account is None:
         return "dmesg | grep -i 'killed process'   (Linux kills a process when memory runs out)"
     if end.exit_code == -signal.SIGABRT and end.account is None and run.backend == "gloo":
-        return (
-            'lab.launch(…, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})   (checks that ranks agree on shapes)'
-        )
+        return 'lab.launch(…, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})   (checks that ranks agree on shapes)'
     return f'print({open_line(run)}.logs(rank={end.rank}, stream="stderr"))'
 
 
@@ -213,15 +214,18 @@ def _short_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _shortened(traceback: str, most: int = 24) -> str:
-    """A traceback with its middle left out where it is long."""
-    lines = [
-        line if len(line) < 300 else f"{line[:150]} … {line[-150:]}"
-        for line in traceback.rstrip().splitlines()
-    ]
-    if len(lines) <= most:
-        return "\n".join(lines)
-    return "\n".join([*lines[: most // 2], f"  … {len(lines) - most} lines left out …", *lines[-most // 2 :]])
+def _quoted(traceback: str, folder: RunFolder, most: int = 24) -> str:
+    """A traceback without what the learner did not write, and with its middle left out where it is long."""
+    traceback = re.sub(rf"{re.escape(str(folder.cells))}/cell_\d+\.py", "the cell", traceback)
+    traceback = LIBRARY_FRAMES.sub(_count_frames, traceback)
+    lines = [line if len(line) < 300 else f"{line[:150]} … {line[-150:]}" for line in traceback.rstrip().splitlines()]
+    if len(lines) > most:
+        lines[most // 2 : -most // 2] = [f"  … {len(lines) - most} lines left out …"]
+    return textwrap.indent("\n".join(lines), "    ")
+
+
+def _count_frames(frames: re.Match[str]) -> str:
+    return f"  … {frames[0].count('  File ')} calls in libraries …\n"
 
 
 def _agent_error(folder: RunFolder, run: Run, status: int | None) -> LaunchError:
@@ -229,7 +233,7 @@ def _agent_error(folder: RunFolder, run: Run, status: int | None) -> LaunchError
     tail = "\n".join(f"    {line}" for line in _agent_log(folder).strip().splitlines()[-6:])
     found = f"The end of its log:\n{tail}" if tail else "It printed nothing."
     if status is None:
-        fact, found = "The process that guards the ranks was killed.", "The ranks have been ended with it."
+        fact = "The process that guards the ranks ended before them, and took them along."
     elif status < 0:
         fact = f"torchrun, the parent of the ranks, {_exit_text(status)}."
     else:

@@ -91,9 +91,7 @@ class _Tail:
         end = len(text) if last or len(text) == most_bytes else text.rfind(b"\n") + 1
         self._offset += end
         lines = text[:end].decode(errors="replace").removesuffix("\n").split("\n") if end else []
-        return [
-            line.rstrip("\r").rpartition("\r")[2] for line in lines
-        ]  # of a bar that redraws itself, the last state
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]  # of a bar that redraws itself, the last state
 
 
 class Follower:
@@ -130,9 +128,7 @@ class Follower:
             before = tail.skipped_bytes
             lines = tail.lines(self._log_paths[rank, stream], most_bytes=MOST_SHOWN_BYTES, last=last)
             if tail.skipped_bytes > before:
-                left_out = (
-                    f"… {bytes_text(tail.skipped_bytes - before)} not shown here, but in the run's logs …"
-                )
+                left_out = f"… {bytes_text(tail.skipped_bytes - before)} not shown here, but in the run's logs …"
                 lines = [left_out, *lines[1:]]
             found += lines
         return found

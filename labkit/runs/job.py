@@ -79,9 +79,7 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._end()
 
     def _end(self) -> None:

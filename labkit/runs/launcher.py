@@ -25,7 +25,7 @@ from labkit.runs.job import Job, Request, interrupts_held
 from labkit.runs.packing import pack
 from labkit.runs.run import Run, RunFolder
 from labkit.runs.stacks import ask_where, rank_timeout
-from labkit.runs.warm_client import WarmServer
+from labkit.runs.warm_client import WarmServer, finding_labkit
 
 TICK_S = 0.1
 FAILED_PATIENCE_S = 5.0  # from a rank's account of its failure to the job's end, which torchrun sees to
@@ -33,9 +33,7 @@ FAILED_PATIENCE_S = 5.0  # from a rank's account of its failure to the job's end
 Watch = Callable[[Snapshot], bool]  # shows a snapshot; returns whether the learner asked to stop
 
 
-_server: list[
-    WarmServer
-] = []  # at most one, for this process; a module's state because a kernel has one server
+_server: list[WarmServer] = []  # at most one, for this process; a module's state because a kernel has one server
 _server_lock = threading.Lock()
 
 
@@ -66,9 +64,7 @@ def start(*modules: str) -> Machine:
     """
     own_programs = str(Path(sys.executable).parent)
     if own_programs not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join(
-            [own_programs, os.environ.get("PATH", "")]
-        )  # so that !torchrun is ours
+        os.environ["PATH"] = os.pathsep.join([own_programs, os.environ.get("PATH", "")])  # so that !torchrun is ours
     warm_up(modules)
     return look()
 
@@ -192,15 +188,13 @@ def shell_command(folder: RunFolder, call: Call) -> str:
         words += [str(call.script), *(str(arg) for arg in call.args)]
     else:
         words += ["-m", "labkit.runs.worker", str(folder.path)]
-    return " ".join(
-        [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(words)]
-    )
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(words)])
 
 
 def _request(folder: RunFolder, call: Call) -> Request:
     """One thread a rank, as torchrun sets for two ranks and more; here for one too, so that runs compare."""
     env = {"OMP_NUM_THREADS": "1", **os.environ, **call.env, "LABKIT_DEVICE": call.device}
-    return Request(torchrun_args(folder, call), env, str(Path.cwd()), str(folder.agent_log))
+    return Request(torchrun_args(folder, call), finding_labkit(env), str(Path.cwd()), str(folder.agent_log))
 
 
 def _see_through(launch: _Launch, watch: Watch | None) -> Run:

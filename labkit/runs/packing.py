@@ -47,8 +47,7 @@ def _reduce_code(code: types.CodeType, cells: Path) -> tuple[Any, ...]:
     """As cloudpickle reduces code, but with a file name: it puts "<dynamic-code>" in its place."""
     make, args = _code_reduce(code)
     return make, tuple(
-        _file_to_quote(code, cells) if isinstance(arg, str) and arg == "<dynamic-code>" else arg
-        for arg in args
+        _file_to_quote(code, cells) if isinstance(arg, str) and arg == "<dynamic-code>" else arg for arg in args
     )
 
 

@@ -133,9 +133,7 @@ class Run:
         """
         path = Path(folder).absolute()
         if not (path / "outcome.json").is_file():
-            raise UsageError(
-                f"{path} holds no run.", found="There is no outcome.json in it.", try_=f"ls {path.parent}"
-            )
+            raise UsageError(f"{path} holds no run.", found="There is no outcome.json in it.", try_=f"ls {path.parent}")
         try:
             return cls(folder=path, **json.loads((path / "outcome.json").read_text()))
         except (ValueError, TypeError) as error:
@@ -191,8 +189,7 @@ class Run:
         """
         if rank not in range(self.nproc) or stream not in ("stdout", "stderr"):
             raise UsageError(
-                f"This run has ranks 0 … {self.nproc - 1} and streams stdout and stderr, "
-                f"not rank {rank}, {stream!r}.",
+                f"This run has ranks 0 … {self.nproc - 1} and streams stdout and stderr, not rank {rank}, {stream!r}.",
                 try_="run.logs(rank=0)",
             )
         path = RunFolder(self.folder).rank_log(rank, stream)

@@ -13,16 +13,18 @@ from labkit.errors import RankTimeout
 from labkit.runs.run import Run, RunFolder
 from labkit.runs.worker import STACK_SIGNAL
 
+ROOT = re.compile(r'  File "[^"]*/labkit/runs/worker\.py", line \d+ in _run_task')
 NOT_THE_LEARNERS = re.compile(r"site-packages|/lib/python3|<frozen|/labkit/runs/")
 
 
-def ask_where(folder: RunFolder, nproc: int, patience_s: float = 0.5) -> dict[int, str]:
+def ask_where(folder: RunFolder, nproc: int, patience_s: float = 2.0) -> dict[int, str]:
     """Ask each running rank where it stands; the stacks of those that answered, innermost frame first."""
     paths = {rank: folder.of_rank("stacks", rank) for rank in range(nproc) if _ask(folder, rank)}
     deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline and not all(path.stat().st_size for path in paths.values()):
-        time.sleep(0.01)
-    time.sleep(0.02)  # a stack is written line by line
+    sizes, before = [0], [1]
+    while time.monotonic() < deadline and not (all(sizes) and sizes == before):  # it is written line by line
+        time.sleep(0.03)
+        sizes, before = [path.stat().st_size for path in paths.values()], sizes
     return {rank: path.read_text() for rank, path in paths.items() if path.stat().st_size}
 
 
@@ -30,9 +32,7 @@ def _ask(folder: RunFolder, rank: int) -> bool:
     """Send the signal that makes a rank write down its stack; whether there was a rank to ask."""
     hello = folder.read_json(folder.of_rank("ranks", rank))
     stack = folder.of_rank("stacks", rank)
-    if (
-        hello is None or not stack.exists() or folder.has_ended(rank)
-    ):  # asked too early, the signal would kill it
+    if hello is None or not stack.exists() or folder.has_ended(rank):  # asked too early, the signal would kill it
         return False
     try:
         os.kill(hello["pid"], STACK_SIGNAL)
@@ -71,16 +71,15 @@ def _where(rank: int, frames: list[dict[str, Any]], folder: RunFolder) -> str:
     if not frames:
         return f"Rank {rank} did not answer when asked where it stands."
     call, place = _waiting_in(frames), learner_frame(frames[::-1], folder.path)
+    if not place:
+        return f"Rank {rank} has not come to your code yet."
     return f"Rank {rank} waits in {call}, {place}" if call else f"Rank {rank} is at {place}"
 
 
 def _waiting_in(frames: list[dict[str, Any]]) -> str:
     """The torch.distributed call that a stack stands in, or the backward pass, where DDP waits; or empty."""
     for frame in frames:
-        if (
-            frame["file"].endswith(("distributed_c10d.py", "rendezvous.py"))
-            and frame["function"] != "wrapper"
-        ):
+        if frame["file"].endswith(("distributed_c10d.py", "rendezvous.py")) and frame["function"] != "wrapper":
             return str(frame["function"])
         if frame["function"] == "_engine_run_backward":
             return "backward"
@@ -88,11 +87,11 @@ def _waiting_in(frames: list[dict[str, Any]]) -> str:
 
 
 def stack_frames(stack: str) -> list[dict[str, Any]]:
-    """The frames of a faulthandler stack, innermost first, down to the rank's own beginning."""
+    """The frames of the thread that runs the task, innermost first, from what faulthandler wrote."""
+    threads = re.split(r"\n(?=Thread |Current thread )", stack)
+    mine = next((thread for thread in threads if ROOT.search(thread)), "")
     found = []
-    for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', stack):
-        if file.endswith("/labkit/runs/worker.py") and function == "_run_task":
-            break
+    for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', ROOT.split(mine)[0]):
         code = linecache.getline(file, int(line)).strip()
         found.append({"file": file, "line": int(line), "function": function, "code": code})
     return found

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from labkit.errors import MachineError
@@ -44,6 +45,7 @@ class WarmServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
+                env=finding_labkit(os.environ),
                 start_new_session=True,
             )
         atexit.register(self.close)
@@ -91,9 +93,7 @@ class WarmServer:
                 socket.send_fds(self._requests, [len(body).to_bytes(4, "big")], [control.fileno()])
                 self._requests.sendall(body)
             except OSError as error:
-                raise MachineError(
-                    f"The warm server does not answer: {error}.", found=self._last_words()
-                ) from None
+                raise MachineError(f"The warm server does not answer: {error}.", found=self._last_words()) from None
 
     def close(self) -> None:
         """End the server; running jobs end with it."""
@@ -108,6 +108,14 @@ class WarmServer:
             return ""
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-5:])
+
+
+def finding_labkit(env: Mapping[str, str]) -> dict[str, str]:
+    """This environment, in which a child process imports labkit from where we did, installed or not."""
+    root, paths = str(Path(__file__).parents[2]), env.get("PYTHONPATH", "").split(os.pathsep)
+    if root in paths or Path(root).name == "site-packages":
+        return dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join([root, *filter(None, paths)])}
 
 
 def fixed_at_start(env: Mapping[str, str]) -> dict[str, str]:

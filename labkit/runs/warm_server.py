@@ -30,9 +30,7 @@ from typing import Any, NoReturn
 # torch.cuda.is_available() must not call cuInit before the fork; a rank's environment is set anew from the
 # launch's.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # read when libgomp loads; ranks set their own by torch.set_num_threads
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when libgomp loads; ranks set their own by torch.set_num_threads
 
 import torch
 import torch.distributed.elastic.rendezvous.dynamic_rendezvous as rendezvous

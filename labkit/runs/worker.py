@@ -106,15 +106,11 @@ def _default_device(local: int) -> str:
 def _plain(name: str, value: Any) -> float | int | str | bool:
     """A value that JSON can hold; tensors of one element become numbers."""
     if name in ("rank", "time_s") or name.startswith("_"):
-        raise ValueError(
-            f"report({name}=…): that name is taken; every report holds its rank and its time already."
-        )
+        raise ValueError(f"report({name}=…): that name is taken; every report holds its rank and its time already.")
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (float, int, str, bool)):
-        raise TypeError(
-            f"report({name}=…) got {type(value).__name__}; a metric is a number, a text or a bool."
-        )
+        raise TypeError(f"report({name}=…) got {type(value).__name__}; a metric is a number, a text or a bool.")
     return value
 
 
@@ -157,7 +153,9 @@ def _is_echo(error: BaseException) -> bool:
 def _text(error: BaseException) -> str:
     """What it says; the `__str__` of a learner's own class may fail too."""
     try:
-        return repr(error.code) if isinstance(error, SystemExit) else str(error)
+        if isinstance(error, SystemExit) and isinstance(error.code, str):
+            return json.dumps(error.code, ensure_ascii=False)
+        return str(error)
     except Exception as second:
         return f"its __str__ raised {type(second).__name__}"
 
@@ -178,11 +176,9 @@ def _let_the_cause_speak(home: Path, rank: Rank) -> None:
 
 def _tell_stacks(path: Path) -> None:
     """Write this rank's stack to a file when asked by signal, and when it crashes (SIGSEGV, SIGABRT …)."""
-    file = os.open(
-        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
-    )  # stays open: the handlers write to it
-    faulthandler.enable(file, all_threads=False)
-    faulthandler.register(STACK_SIGNAL, file, all_threads=False)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # stays open: the handlers write to it
+    faulthandler.enable(file)
+    faulthandler.register(STACK_SIGNAL, file)
 
 
 def _exit_with(home: Path, rank: Rank, error: SystemExit) -> int:
@@ -267,9 +263,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _learner_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
     """Drop the frames of this module and of Python's own above the learner's; None if that is all."""
     first = frames
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(
-        (__file__, runpy.__file__, "<frozen")
-    ):
+    while first is not None and first.tb_frame.f_code.co_filename.startswith((__file__, runpy.__file__, "<frozen")):
         first = first.tb_next
     return first
 
