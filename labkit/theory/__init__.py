@@ -1,0 +1,1 @@
+"""Theory: what should happen."""

@@ -1,0 +1,1 @@
+"""Views: what you see."""

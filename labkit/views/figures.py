@@ -164,18 +164,16 @@ def buckets(num_buckets: int = 4) -> Picture:
 
 def losses(**runs: Run) -> Picture:
     """Loss against step, one line a run: the mean over ranks of what they reported as `loss` and `step`."""
-    figure, axes = _canvas("", 3.2)
-    last = {}
+    ends = {name: float(run.metrics.groupby("step")["loss"].mean().iloc[-1]) for name, run in runs.items()}
+    low = min(ends, key=lambda name: ends[name])
+    figure, axes = _canvas(f"{low.replace('_', ' ')} ends lowest, at {ends[low]:.2f} nats a byte")
     for colour, (name, run) in zip(RANK_COLOURS, runs.items(), strict=False):
         loss = run.metrics.groupby("step")["loss"].mean()
         axes.plot(loss.index, loss, color=colour, marker="o", markersize=3)
         axes.annotate(f" {name.replace('_', ' ')}", (loss.index[-1], loss.iloc[-1]), color=colour, va="center")
-        last[name.replace("_", " ")] = float(loss.iloc[-1])
-    low = min(last, key=lambda name: last[name])
-    axes.set_title(f"{low} ends lowest, at {last[low]:.2f} nats a byte", loc="left")
     axes.set(xlabel="step", ylabel="loss, nats a byte")
     axes.margins(x=0.12)
-    alt = "Loss against step. At the end: " + ", ".join(f"{name} {value:.3f}" for name, value in last.items())
+    alt = "Loss against step. At the end: " + ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
     return _finished(figure, alt, next(iter(runs.values())).badge)
 
 
@@ -219,7 +217,7 @@ def bars(values_s: Mapping[str, float], run: Run, baseline: str) -> Picture:
     best = min(values_s, key=lambda name: values_s[name])
     gain = 1 - values_s[best] / values_s[baseline]
     finding = f"{best} saves {gain:.0%} of a step" if best != baseline else f"nothing beats {baseline} here"
-    figure, axes = _canvas(finding, 1.0 + 0.5 * len(values_s))
+    figure, axes = _canvas(finding, 1.4 + 0.45 * len(values_s))
     for y, (name, value_s) in enumerate(reversed(values_s.items())):
         axes.barh(y, value_s, color=HELP if name == baseline else MEASURED, height=0.6)
         axes.text(value_s, y, f"  {seconds_text(value_s)}", va="center")

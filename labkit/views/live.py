@@ -112,23 +112,33 @@ def progress_text(snapshot: Snapshot) -> str:
 
 
 class PlainView:
-    """Lines of text: what the ranks print, and where the run is, every ten seconds."""
+    """Lines of text: what the ranks print, and where the run is.
+
+    On a terminal that is one line, rewritten; elsewhere a line every ten seconds.
+    """
 
     def __init__(self, name: str, nproc: int, every_s: float = PLAIN_EVERY_S) -> None:
         self._title = f"{name} on {nproc} rank{'s' if nproc > 1 else ''}"
         self._every_s, self._next = every_s, time.time() + every_s
+        self._erase = "\r\x1b[K" if sys.stderr.isatty() else ""
 
     def show(self, snapshot: Snapshot) -> bool:
         """Print new lines, and a progress line when it is time."""
+        line = f"{self._title}: {progress_text(snapshot)}"
+        if self._erase:
+            print(self._erase, end="", file=sys.stderr, flush=True)
+            print_lines(snapshot)
+            print(line, end="", file=sys.stderr, flush=True)
+            return False
         print_lines(snapshot)
         if time.time() >= self._next:
             self._next = time.time() + self._every_s
-            print(f"{self._title}: {progress_text(snapshot)}", flush=True)
+            print(line, flush=True)
         return False
 
     def end(self, text: str) -> None:
         """Say how it ended, beside the output, not in it."""
-        print(text, file=sys.stderr, flush=True)
+        print(f"{self._erase}{text}", file=sys.stderr, flush=True)
 
 
 class NotebookView:

@@ -1,0 +1,1 @@
+"""Workloads: what the ranks execute; plain PyTorch, shared by several labs."""

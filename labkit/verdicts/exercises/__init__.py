@@ -1,0 +1,1 @@
+"""Exercises, a file a lab; found by name."""
