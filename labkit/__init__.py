@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError, LaunchError, MachineError, RankTimeout, UsageError
 
 if TYPE_CHECKING:
-    from labkit.machine.probe import look as probe
+    from labkit.machine.probe import look as probe  # noqa: F401  # renamed, so ruff can't see that it is public
+    from labkit.runs.launcher import start as start
     from labkit.runs.run import Run as Run
     from labkit.runs.worker import Rank as Rank
     from labkit.shapes import GPTShape as GPTShape
-    from labkit.runs.launcher import start as start
     from labkit.theory.steptime import plan_ddp as plan_ddp
     from labkit.verdicts.checker import check as check
     from labkit.verdicts.checker import hint as hint
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.verdicts.checker import solution as solution
     from labkit.verdicts.claims import claim as claim
     from labkit.verdicts.comparison import compare as compare
-    from labkit.views import figures as show
+    from labkit.views import figures as show  # noqa: F401  # renamed too
     from labkit.views.live import launch as launch
 
 # Public name → where it is found, on first use; "module:" alone means the module itself.

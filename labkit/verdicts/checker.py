@@ -48,7 +48,8 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         colour = {Outcome.RIGHT: "#009E73", Outcome.NOT_ATTEMPTED: "#767676"}.get(self.outcome, "#B34700")
-        return f"<div style='border-left:4px solid {colour};padding-left:8px;white-space:pre-wrap'>{escape(repr(self))}</div>"
+        style = f"border-left:4px solid {colour};padding-left:8px;white-space:pre-wrap"
+        return f"<div style='{style}'>{escape(repr(self))}</div>"
 
 
 def right(text: str = "") -> Verdict:

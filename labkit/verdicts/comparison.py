@@ -61,7 +61,9 @@ class Comparison:
         return f"<table><caption style='caption-side:bottom'>{escape(self.badge)}</caption>{head}{rows}</table>"
 
 
-def compare(predicted: Predicted, measured: Run | Mapping[str, float] | float, what: str = "", *, run: Run | None = None) -> Comparison:
+def compare(
+    predicted: Predicted, measured: Run | Mapping[str, float] | float, what: str = "", *, run: Run | None = None
+) -> Comparison:
     """Put a prediction beside a measurement.
 
     Args:
@@ -77,7 +79,8 @@ def compare(predicted: Predicted, measured: Run | Mapping[str, float] | float, w
     ('sent_bytes', '300 B', '200 B', '0.67')
     """
     if isinstance(measured, Run):
-        measured, run = measured.results[0], measured
+        run = measured
+        measured = run.results[0]
     if not isinstance(measured, Mapping):
         if not isinstance(measured, (int, float)):
             raise UsageError(

@@ -1,7 +1,8 @@
 """Figures of the course. Each returns a `Picture`, which shows itself in a notebook with its alt text.
 
 One colour for each kind of evidence, everywhere: predicted blue (dashed, hatched), measured here orange, recorded
-green, published pink; grey for everything that only helps. The badge in the lower right corner says what the evidence is.
+green, published pink; grey for everything that only helps. The badge in the lower right corner says what the evidence
+is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.style
 from matplotlib.figure import Figure
@@ -66,7 +67,8 @@ def _canvas(title: str, height: float = 3.2) -> tuple[Figure, Axes]:
 
 def _finished(figure: Figure, alt: str, badge: str) -> Picture:
     """Put the badge in the corner and make the image."""
-    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))  # type: ignore[union-attr]
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(0, 0.05, 1, 0.95))
     figure.text(0.995, 0.01, badge, ha="right", va="bottom", fontsize=7.5, color="#707070")
     buffer = io.BytesIO()
     with matplotlib.style.context(str(STYLE)):
@@ -102,8 +104,8 @@ def launch_tree(nproc: int) -> Picture:
 
 def _box(axes: Axes, left_middle: tuple[float, float], width: float, text: str, colour: str) -> None:
     x, y = left_middle
-    box = FancyBboxPatch((x, y - 0.3), width, 0.6, boxstyle="round,pad=0,rounding_size=0.1", fc="white", ec=colour, lw=2)
-    axes.add_patch(box)
+    outline = {"boxstyle": "round,pad=0,rounding_size=0.1", "fc": "white", "ec": colour, "lw": 2}
+    axes.add_patch(FancyBboxPatch((x, y - 0.3), width, 0.6, **outline))
     axes.text(x + width / 2, y, text, ha="center", va="center", fontsize=10, family="monospace")
 
 
@@ -115,7 +117,8 @@ def launches(**runs: Run) -> Picture:
     """
     slowest = max(runs.values(), key=lambda run: run.duration_s)
     share = slowest.phases["before_s"] / slowest.duration_s
-    figure, axes = _canvas(f"The slowest launch spends {share:.0%} of its time before your first line", 1.2 + 0.7 * len(runs))
+    finding = f"The slowest launch spends {share:.0%} of its time before your first line"
+    figure, axes = _canvas(finding, 1.2 + 0.7 * len(runs))
     names = {"before_s": "before", "inside_s": "your function", "after_s": "after"}
     for y, (name, run) in enumerate(reversed(runs.items())):
         left = 0.0
@@ -153,11 +156,13 @@ def buckets(num_buckets: int = 4) -> Picture:
         axes.text(start + piece / 2, 1, f"backward {bucket + 1}", ha="center", va="center", fontsize=8, color="white")
         free = max(free, start + piece)
         exposed = bucket == num_buckets - 1
-        axes.barh(0, travel, left=free, color=RANK_COLOURS[bucket], height=0.6, hatch="//" if exposed else None, ec="white")
+        hatch = "//" if exposed else None
+        axes.barh(0, travel, left=free, color=RANK_COLOURS[bucket], height=0.6, hatch=hatch, ec="white")
         axes.text(free + travel / 2, 0, f"{bucket + 1}", ha="center", va="center", fontsize=8, color="white")
         free += travel
     axes.text(free + 0.1, 0, "exposed", va="center", color="#404040")
-    axes.set(yticks=[0, 1], yticklabels=["all-reduce", "compute"], xticks=[], xlabel="time of one step", xlim=(0, free + 1.6))
+    axes.set(yticks=[0, 1], yticklabels=["all-reduce", "compute"], xticks=[], xlim=(0, free + 1.6))
+    axes.set_xlabel("time of one step")
     alt = "A step: forward, then backward in pieces; each piece's gradients are all-reduced while the next is computed."
     return _finished(figure, alt, "modelled, not to scale")
 
@@ -187,18 +192,21 @@ def scaling(plan: StepPlan, one: Run, many: Run) -> Picture:
     """
     one_s, many_s = one.results[0]["step_s"], many.results[0]["step_s"]
     lost = 1 - one_s / many_s
-    finding = f"{many.nproc} ranks lose {lost:.0%} of each step" if lost > 0.02 else f"{many.nproc} ranks lose nothing measurable"
-    figure, axes = _canvas(finding, 2.6)
-    bars = (("1 rank, measured", one_s, MEASURED, None), (f"{many.nproc} ranks, measured", many_s, MEASURED, None))
-    bars = (*bars[:1], (f"{many.nproc} ranks, predicted", plan["step_s"], PREDICTED, "//"), *bars[1:])
-    for y, (label, step_s, colour, hatch) in enumerate(reversed(bars)):
+    loss = f"{lost:.0%} of each step" if lost > 0.02 else "nothing measurable"
+    figure, axes = _canvas(f"{many.nproc} ranks lose {loss}", 2.6)
+    from_below = (
+        (f"{many.nproc} ranks, measured", many_s, MEASURED, ""),
+        (f"{many.nproc} ranks, predicted", plan["step_s"], PREDICTED, "//"),
+        ("1 rank, measured", one_s, MEASURED, ""),
+    )
+    for y, (label, step_s, colour, hatch) in enumerate(from_below):
         axes.barh(y, step_s, color="white" if hatch else colour, edgecolor=colour, hatch=hatch, height=0.6)
         axes.text(step_s, y, f"  {seconds_text(step_s)}", va="center")
         axes.text(-0.01 * many_s, y, label, va="center", ha="right")
     axes.axvline(one_s, color=HELP, lw=1, ls=":")
     axes.set(xlabel="seconds a step", yticks=[], xlim=(0, 1.2 * max(one_s, many_s, plan["step_s"])))
-    alt = f"Step: {seconds_text(one_s)} on 1 rank, {seconds_text(many_s)} on {many.nproc}, predicted {seconds_text(plan['step_s'])}."
-    return _finished(figure, alt, many.badge)
+    on_many = f"{seconds_text(many_s)} on {many.nproc}, predicted {seconds_text(plan['step_s'])}"
+    return _finished(figure, f"Step: {seconds_text(one_s)} on 1 rank, {on_many}.", many.badge)
 
 
 def bars(values_s: Mapping[str, float], run: Run, baseline: str) -> Picture:
@@ -213,15 +221,17 @@ def bars(values_s: Mapping[str, float], run: Run, baseline: str) -> Picture:
         UsageError: The baseline is not among them.
     """
     if baseline not in values_s:
-        raise UsageError(f"baseline {baseline!r} is not among {', '.join(values_s)}.", try_=f"baseline={next(iter(values_s))!r}")
+        raise UsageError(
+            f"baseline {baseline!r} is not among {', '.join(values_s)}.", try_=f"baseline={next(iter(values_s))!r}"
+        )
     best = min(values_s, key=lambda name: values_s[name])
     gain = 1 - values_s[best] / values_s[baseline]
     finding = f"{best} saves {gain:.0%} of a step" if best != baseline else f"nothing beats {baseline} here"
     figure, axes = _canvas(finding, 1.4 + 0.45 * len(values_s))
-    for y, (name, value_s) in enumerate(reversed(values_s.items())):
+    for y, (name, value_s) in enumerate(reversed(list(values_s.items()))):
         axes.barh(y, value_s, color=HELP if name == baseline else MEASURED, height=0.6)
         axes.text(value_s, y, f"  {seconds_text(value_s)}", va="center")
-    axes.set_yticks(range(len(values_s)), list(reversed(values_s)))
+    axes.set_yticks(range(len(values_s)), list(values_s)[::-1])
     axes.axvline(values_s[baseline], color=HELP, lw=1, ls=":")
     axes.set(xlabel="seconds a step", xlim=(0, 1.2 * max(values_s.values())))
     alt = "Seconds a step: " + ", ".join(f"{name} {seconds_text(value)}" for name, value in values_s.items())

@@ -68,7 +68,8 @@ def launch(
     try:
         run = run_on_ranks(call, warm=warm, watch=view.show)
     except (LabError, KeyboardInterrupt) as error:
-        kept = f"; kept in {error.folder}" if getattr(error, "folder", None) else ""
+        folder = getattr(error, "folder", None)
+        kept = f"; kept in {folder}" if folder else ""
         view.end(f"✗ {type(error).__name__} after {seconds_text(time.time() - begin)}{kept}")
         raise
     view.end(f"✓ {run.name}: {nproc} × {run.device} ({run.backend}), {run.how}, {seconds_text(run.duration_s)}")
@@ -81,7 +82,7 @@ def _choose_view(name: str, nproc: int) -> View:
         from IPython import get_ipython
     except ImportError:
         return PlainView(name, nproc)
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
         return PlainView(name, nproc)
     # A front end with cells says which cell it runs; papermill and nbclient don't, and nobody watches their widgets.
@@ -177,7 +178,7 @@ class NotebookView:
         """Put one line where the widget was."""
         from IPython.display import HTML
 
-        self._handle.update(HTML(f"<span>{escape(text)}</span>"))
+        self._handle.update(HTML(f"<span>{escape(text)}</span>"))  # type: ignore[no-untyped-call]
         self._box.close()
 
 

@@ -30,7 +30,8 @@ class Attention(nn.Module):
         qkv = self.to_qkv(x_BTC).view(B, T, 3, self.num_heads, C // self.num_heads)
         q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4)
         y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
-        return self.to_out(y_BHTD.transpose(1, 2).reshape(B, T, C))
+        out_BTC: Tensor = self.to_out(y_BHTD.transpose(1, 2).reshape(B, T, C))
+        return out_BTC
 
 
 class Block(nn.Module):
@@ -41,16 +42,14 @@ class Block(nn.Module):
         self.norm_attention = nn.LayerNorm(shape.hidden, bias=False)
         self.attention = Attention(shape)
         self.norm_mlp = nn.LayerNorm(shape.hidden, bias=False)
-        self.mlp = nn.Sequential(
-            nn.Linear(shape.hidden, 4 * shape.hidden, bias=False),
-            nn.GELU(),
-            nn.Linear(4 * shape.hidden, shape.hidden, bias=False),
-        )
+        self.widen = nn.Linear(shape.hidden, 4 * shape.hidden, bias=False)
+        self.narrow = nn.Linear(4 * shape.hidden, shape.hidden, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """One step of the residual stream; [B, T, C] to [B, T, C]."""
         x_BTC = x_BTC + self.attention(self.norm_attention(x_BTC))
-        return x_BTC + self.mlp(self.norm_mlp(x_BTC))
+        x_BTC = x_BTC + self.narrow(F.gelu(self.widen(self.norm_mlp(x_BTC))))
+        return x_BTC
 
 
 class GPT(nn.Module):
@@ -76,7 +75,7 @@ class GPT(nn.Module):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, Block):
-            for layer in (module.attention.to_out, module.mlp[2]):
+            for layer in (module.attention.to_out, module.narrow):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * self.shape.num_layers))
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:

@@ -32,8 +32,14 @@ def readme_tree() -> set[str]:
 
 def untold(named: set[str], files: list[str]) -> list[str]:
     """Files that the tree neither names nor covers by a folder whose inside it leaves out."""
-    closed = [folder for folder in named if folder.endswith("/") and not any(n != folder and n.startswith(folder) for n in named)]
-    return [path for path in files if path not in named and not path.startswith(tuple(closed)) and "__init__" not in path]
+    closed = [
+        folder
+        for folder in named
+        if folder.endswith("/") and not any(n != folder and n.startswith(folder) for n in named)
+    ]
+    return [
+        path for path in files if path not in named and not path.startswith(tuple(closed)) and "__init__" not in path
+    ]
 
 
 def test_readme_tree_is_the_tree() -> None:

@@ -62,8 +62,16 @@ def notebook(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_ALL_LIMIT_S + 30)
 def test_run_all_as_shipped(notebook: Path, tmp_path: Path) -> None:
-    options = ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={RUN_ALL_LIMIT_S}", "-p", "no:cacheprovider"]
-    done = execute(["pytest", *options, "-c", os.devnull, f"--rootdir={tmp_path}", str(notebook)], tmp_path / "runs", tmp_path)
+    options = [
+        "--nbval-lax",
+        "--nbval-current-env",
+        f"--nbval-cell-timeout={RUN_ALL_LIMIT_S}",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = execute(
+        ["pytest", *options, "-c", os.devnull, f"--rootdir={tmp_path}", str(notebook)], tmp_path / "runs", tmp_path
+    )
     code_cells = sum(cell["cell_type"] == "code" for cell in cells(notebook))
     assert re.search(rf"\b{code_cells} passed", done.stdout), done.stdout[-6000:]
     assert done.returncode == 0, done.stdout[-6000:]

@@ -41,7 +41,9 @@ def test_there_are_notebooks() -> None:
 def test_budgets(notebook: Path) -> None:
     all_cells = cells(notebook)
     words = sum(len(cell["text"].split()) for cell in all_cells if cell["cell_type"] == "markdown")
-    launches = sum(len(re.findall(r"lab\.launch\(|!torchrun", c["text"])) for c in all_cells if c["cell_type"] == "code")
+    launches = sum(
+        len(re.findall(r"lab\.launch\(|!torchrun", c["text"])) for c in all_cells if c["cell_type"] == "code"
+    )
     assert len(all_cells) <= MOST_CELLS
     assert words <= MOST_WORDS
     assert 1 <= launches <= MOST_LAUNCHES
@@ -90,7 +92,9 @@ def test_exercises_come_with_contract_check_and_help(notebook: Path) -> None:
 
 def test_it_has_its_fixed_parts(notebook: Path) -> None:
     tags = [tag for cell in cells(notebook) for tag in cell["tags"]]
-    assert [tag for tag in ("title", "contract", "setup", "parameters", "exercise", "break", "practice") if tag not in tags] == []
+    assert [
+        tag for tag in ("title", "contract", "setup", "parameters", "exercise", "break", "practice") if tag not in tags
+    ] == []
     text = "\n".join(cell["text"] for cell in cells(notebook))
     assert re.search(r"What you'll do.*What you'll learn.*What you'll need", text, re.DOTALL)
     assert "## Key points" in text

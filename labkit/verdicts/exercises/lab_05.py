@@ -15,7 +15,7 @@ SCALES = (1.0, 60_000.0)  # the second one's sum over two ranks doesn't fit in f
 
 
 def try_hook(rank: Rank, hook: Hook) -> list[tuple[float, float, int]]:
-    """A backward pass with the hook for each scale: (wanted gradient, got, bytes given to all_reduce), from rank 0's view.
+    """A backward pass with the hook for each scale: wanted gradient, the one got, bytes given to all_reduce.
 
     The model is one weight; its gradient on rank r is scale·(1 + r/10), so the mean is known without DDP.
     """
@@ -56,7 +56,8 @@ def judge_hook(answer: Hook) -> Verdict:
     run = run_on_ranks(checked(try_hook, (answer,), nproc=2, device="cpu", timeout_s=20, env={}))
     for scale, (wanted, got, sent_bytes) in zip(SCALES, run.results[0], strict=True):
         if not abs(got - wanted) <= 2e-3 * wanted:
-            return wrong(f"gradients {scale:g} and {1.1 * scale:g} on 2 ranks: the mean is {wanted:g}, you leave {got:g}.")
+            both = f"{scale:g} and {1.1 * scale:g}"
+            return wrong(f"gradients {both} on 2 ranks: the mean is {wanted:g}, you leave {got:g}.")
         if sent_bytes != 16:
             return wrong(f"8 float32 gradients: all_reduce was given {sent_bytes} bytes, not 16.")
     return right("mean right to 0.2 %, half the bytes.")
@@ -100,13 +101,15 @@ def judge_sampler(answer: Callable[[Any, int], Iterable[list[int]]]) -> Verdict:
     """Run the learner's epochs for both ranks of two, over six samples."""
     from torch.utils.data import DistributedSampler
 
-    samplers = [DistributedSampler(range(6), num_replicas=2, rank=rank, seed=1) for rank in range(2)]  # type: ignore[arg-type]
+    samples: Any = range(6)
+    samplers: list[Any] = [DistributedSampler(samples, num_replicas=2, rank=rank, seed=1) for rank in range(2)]
     seen = [list(answer(sampler, 4)) for sampler in samplers]
     if [len(epochs) for epochs in seen] != [4, 4]:
         return wrong(f"4 epochs were asked for, you gave {len(seen[0])} and {len(seen[1])} on the two ranks.")
     for epoch, (one, other) in enumerate(zip(*seen, strict=True)):
         if sorted([*one, *other]) != [0, 1, 2, 3, 4, 5]:
-            return wrong(f"epoch {epoch}: rank 0 sees {one}, rank 1 sees {other}; together they should see 0 … 5 once.")
+            seen_by = f"rank 0 sees {one}, rank 1 sees {other}"
+            return wrong(f"epoch {epoch}: {seen_by}; together they should see 0 … 5 once.")
     for epoch in range(3):
         if seen[0][epoch] == seen[0][epoch + 1]:
             return wrong(f"rank 0 sees {seen[0][epoch]} in epoch {epoch} and again in epoch {epoch + 1}.")
@@ -152,7 +155,8 @@ def judge_accumulation(answer: Callable[..., int]) -> Verdict:
             got = answer(global_batch=global_batch, micro_batch=8, dp=2)
         except ValueError:
             continue
-        return wrong(f"global_batch={global_batch}, micro_batch=8, dp=2 can't be had exactly; you say {got!r}, not ValueError.")
+        case = f"global_batch={global_batch}, micro_batch=8, dp=2"
+        return wrong(f"{case} can't be had exactly; you say {got!r}, not ValueError.")
     return right("also where it can't be had.")
 
 
@@ -171,7 +175,8 @@ EXERCISES = {
         hints=(
             "bucket.buffer() is a flat float32 tensor. DDP wants a future of the averaged one.",
             "float16 ends at 65,504. Divide by the world size before you sum.",
-            "dist.all_reduce(x, group=group, async_op=True).get_future().then(f): f gets the future, its value()[0] is x.",
+            "dist.all_reduce(x, group=group, async_op=True).get_future().then(f): "
+            "f gets the future, its value()[0] is x.",
         ),
         solution=half_hook,
         near_misses=(
@@ -201,7 +206,9 @@ EXERCISES = {
         solution=accumulation_steps,
         near_misses=(
             NearMiss(lambda *, global_batch, micro_batch, dp: global_batch // micro_batch, "you say 2."),
-            NearMiss(lambda *, global_batch, micro_batch, dp: global_batch // (micro_batch * dp), "can't be had exactly"),
+            NearMiss(
+                lambda *, global_batch, micro_batch, dp: global_batch // (micro_batch * dp), "can't be had exactly"
+            ),
             NearMiss(
                 lambda *, global_batch, micro_batch, dp: max(1, round(global_batch / (micro_batch * dp))),
                 "can't be had exactly",
