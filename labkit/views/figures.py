@@ -104,7 +104,7 @@ def launch_tree(nproc: int) -> Picture:
 
 def _box(axes: Axes, left_middle: tuple[float, float], width: float, text: str, colour: str) -> None:
     x, y = left_middle
-    outline = {"boxstyle": "round,pad=0,rounding_size=0.1", "fc": "white", "ec": colour, "lw": 2}
+    outline: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.1", "fc": "white", "ec": colour, "lw": 2}
     axes.add_patch(FancyBboxPatch((x, y - 0.3), width, 0.6, **outline))
     axes.text(x + width / 2, y, text, ha="center", va="center", fontsize=10, family="monospace")
 
