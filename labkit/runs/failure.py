@@ -183,10 +183,17 @@ def _last_seen(rank: int, folder: RunFolder) -> str:
     if reported:
         last = {name.lstrip("_"): value for name, value in reported[-1].items() if name != "_time"}
         found.append(f"Its last report: {', '.join(f'{name} {value}' for name, value in last.items())}.")
-    free_bytes = shutil.disk_usage(folder.path).free
-    if free_bytes < FULL_DISK_BYTES:
-        found.append(f"The disk of {folder.path} is full, so it could not write why: {bytes_text(free_bytes)} free.")
+    if full := _full_disk(folder):
+        found.append(full)
     return "\n".join(found or ["It wrote no error, no report and nothing on stderr."])
+
+
+def _full_disk(folder: RunFolder) -> str:
+    """Why nothing is written down, if that is why."""
+    free_bytes = shutil.disk_usage(folder.path).free
+    if free_bytes >= FULL_DISK_BYTES:
+        return ""
+    return f"The disk of {folder.path} is full, {bytes_text(free_bytes)} free, so the reason could not be written."
 
 
 def _last_words(rank: int, folder: RunFolder) -> str:
@@ -231,11 +238,11 @@ def _count_frames(frames: re.Match[str]) -> str:
 def _agent_error(folder: RunFolder, run: Run, status: int | None) -> LaunchError:
     """No rank ended badly of itself, so torchrun did, or the guard above it."""
     tail = "\n".join(f"    {line}" for line in _agent_log(folder).strip().splitlines()[-6:])
-    found = f"The end of its log:\n{tail}" if tail else "It printed nothing."
+    found = _full_disk(folder) or (f"The end of its log:\n{tail}" if tail else "It printed nothing.")
     if status is None:
         fact = "The process that guards the ranks ended before them, and took them along."
     elif status < 0:
         fact = f"torchrun, the parent of the ranks, {_exit_text(status)}."
     else:
-        fact = f"torchrun ended with exit code {status}, but no rank failed."
+        fact = f"torchrun ended with exit code {status}, and no rank said why."
     return LaunchError(fact, found=found, try_=f"cat {_short_path(folder.agent_log)}", folder=folder.path)

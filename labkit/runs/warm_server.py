@@ -106,6 +106,7 @@ def _reread_environment() -> None:
     num_threads = re.match(r"[1-9]\d*", os.environ.get("OMP_NUM_THREADS", ""))
     torch.set_num_threads(int(num_threads[0]) if num_threads else len(os.sched_getaffinity(0)))
     torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
+    torch.default_generator.seed()  # a fresh process draws its seed by chance, on the CPU; on GPUs it is fixed
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if not getattr(sys.flags, "safe_path", False):
