@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError, LaunchError, MachineError, RankTimeout, UsageError
 
 if TYPE_CHECKING:
-    from labkit.machine.probe import look as probe  # noqa: F401  # renamed, so ruff can't see that it is public
+    from labkit.machine.probing import look as probe  # noqa: F401  # renamed, so ruff can't see that it is public
     from labkit.runs.launcher import start as start
     from labkit.runs.run import Run as Run
     from labkit.runs.worker import Rank as Rank
@@ -37,7 +37,7 @@ _HOMES = {
     "hint": "labkit.verdicts.checker:hint",
     "launch": "labkit.views.live:launch",
     "plan_ddp": "labkit.theory.steptime:plan_ddp",
-    "probe": "labkit.machine.probe:look",
+    "probe": "labkit.machine.probing:look",
     "progress": "labkit.verdicts.checker:progress",
     "show": "labkit.views.figures:",
     "solution": "labkit.verdicts.checker:solution",

@@ -37,7 +37,7 @@ def run(
 @app.command()
 def probe() -> None:
     """Say what this computer is, and which backend a launch takes on it."""
-    from labkit.machine.probe import look
+    from labkit.machine.probing import look
 
     print(look())
 

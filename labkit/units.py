@@ -29,6 +29,8 @@ def seconds_text(seconds: float) -> str:
     >>> seconds_text(0.0123), seconds_text(3.21), seconds_text(192)
     ('12.3 ms', '3.2 s', '3 min 12 s')
     """
+    if seconds == 0:
+        return "0 s"
     if seconds < 0.001:
         return f"{seconds * 1e6:.3g} µs"
     if seconds < 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import MachineError, UsageError
-from labkit.machine.probe import choose_backend, count_gpus
+from labkit.machine.probing import choose_backend, count_gpus
 from labkit.machine.records import Machine
 from labkit.runs.run import runs_home
 from labkit.units import MIB, bytes_text

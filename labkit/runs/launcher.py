@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from labkit.errors import Interrupted, LaunchError, MachineError
-from labkit.machine.probe import look
+from labkit.machine.probing import look
 from labkit.machine.records import Machine
 from labkit.runs.call import Call, check_room
 from labkit.runs.failure import launch_error, open_line

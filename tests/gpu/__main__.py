@@ -22,7 +22,7 @@ def main() -> int:
     if missing:
         print(f"Skipped: {', '.join(missing)} not installed.\nTry: pip install psutil cloudpickle nvidia-ml-py")
         return 2
-    from labkit.machine.probe import look
+    from labkit.machine.probing import look
 
     machine = look()
     if not machine.gpus:

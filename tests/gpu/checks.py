@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit import GPTShape, Rank
-from labkit.machine.probe import count_gpus
+from labkit.machine.probing import count_gpus
 from labkit.runs.call import checked
 from labkit.runs.launcher import run_on_ranks
 from labkit.runs.run import Run

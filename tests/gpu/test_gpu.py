@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from labkit.machine.probe import count_gpus
+from labkit.machine.probing import count_gpus
 from tests.gpu.checks import CHECKS
 
 pytestmark = [

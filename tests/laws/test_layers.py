@@ -70,9 +70,9 @@ def test_imports_go_down_only() -> None:
     [
         ("labkit/runs/launcher.py", "from labkit.views.live import launch"),
         ("labkit/workloads/gpt.py", "from labkit.units import GIB"),
-        ("labkit/machine/probe.py", "import labkit.runs.run"),
+        ("labkit/machine/probing.py", "import labkit.runs.run"),
         ("labkit/runs/worker.py", "from labkit.errors import LabError"),
-        ("labkit/errors.py", "from labkit.machine import probe"),
+        ("labkit/errors.py", "from labkit.machine import probing"),
     ],
 )
 def test_an_import_that_goes_up_is_found(path: str, source: str) -> None:
