@@ -27,9 +27,7 @@ OUT = ROOT / "out"
 def parse_arguments() -> argparse.Namespace:
     """What was asked for on the command line."""
     parser = argparse.ArgumentParser(description="Execute every lab and write one HTML page each to out/.")
-    parser.add_argument(
-        "labs", nargs="*", metavar="LAB", help="start of a lab's name: 05, 05_train (default: all)"
-    )
+    parser.add_argument("labs", nargs="*", metavar="LAB", help="start of a lab's name: 05, 05_train (default: all)")
     parser.add_argument("--nproc", type=int, help="ranks a launch starts")
     parser.add_argument("--steps", type=int, help="training steps of a run")
     parser.add_argument("--device", help="auto, cpu or cuda")
@@ -42,9 +40,7 @@ def select(starts: list[str]) -> list[Path]:
     unknown = [start for start in starts if not any(lab.name.startswith(start) for lab in labs)]
     if unknown or not labs:
         what = f"No lab begins with {', '.join(unknown)}." if unknown else "No lab was found."
-        sys.exit(
-            f"{what} In {LABS} there are: {', '.join(lab.stem for lab in labs) or 'none'}.\nTry: make course"
-        )
+        sys.exit(f"{what} In {LABS} there are: {', '.join(lab.stem for lab in labs) or 'none'}.\nTry: make course")
     return [lab for lab in labs if not starts or lab.name.startswith(tuple(starts))]
 
 
@@ -99,9 +95,7 @@ def main() -> int:
     labs = select(arguments.pop("labs"))
     parameters = {name: value for name, value in arguments.items() if value is not None}
     OUT.mkdir(exist_ok=True)
-    logging.getLogger("papermill").setLevel(
-        logging.CRITICAL
-    )  # what fails is in the table, what ran in the line
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # what fails is in the table, what ran in the line
     errors = {lab.stem: run(lab, parameters) for lab in labs}
     failed = {name: error for name, error in errors.items() if error}
     print(f"{len(labs) - len(failed)} of {len(labs)} labs ran to the end; their pages are in {OUT}")

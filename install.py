@@ -197,9 +197,7 @@ class Steps:
             failure = StepFailed if code > 0 else StepKilled
             raise failure(f"Step {self.done} of {self.total}: {explain(text, code)}")
 
-    def spawn(
-        self, words: list[str], log: IO[bytes], limited: bool, env: dict[str, str]
-    ) -> "subprocess.Popen[bytes]":
+    def spawn(self, words: list[str], log: IO[bytes], limited: bool, env: dict[str, str]) -> "subprocess.Popen[bytes]":
         """Start a command; one with a time limit in a group of its own, so that it can be ended whole."""
         return subprocess.Popen(
             words,
@@ -394,9 +392,7 @@ def record_browser(steps: Steps) -> None:
 def main() -> int:
     """Parse the command line, install, say what failed."""
     parser = argparse.ArgumentParser(description="Set up .venv for the course.")
-    parser.add_argument(
-        "--with-browser", action="store_true", help="also find a Chromium for the browser test"
-    )
+    parser.add_argument("--with-browser", action="store_true", help="also find a Chromium for the browser test")
     with_browser = parser.parse_args().with_browser
     with one_at_a_time() as lock:
         steps = Steps(4 + with_browser, lock)

@@ -49,7 +49,9 @@ def browser_path() -> str | None:
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(browser_path() is None and "CI" not in os.environ, reason="no Chromium here; `make test` says how to get one"),
+    pytest.mark.skipif(
+        browser_path() is None and "CI" not in os.environ, reason="no Chromium here; `make test` says how to get one"
+    ),
 ]
 
 
@@ -68,7 +70,12 @@ def lab_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_notebook(home / "notebooks" / "long.ipynb", LONG_RUN)
     port = free_port()
     options = f"--no-browser --IdentityProvider.token={TOKEN}"
-    env = {**os.environ, "LABKIT_RUNS": str(home / "runs"), "JUPYTER_CONFIG_DIR": str(home), "JUPYTER_DATA_DIR": str(home)}
+    env = {
+        **os.environ,
+        "LABKIT_RUNS": str(home / "runs"),
+        "JUPYTER_CONFIG_DIR": str(home),
+        "JUPYTER_DATA_DIR": str(home),
+    }
     command = ["make", "lab", f"PYTHON={sys.executable}", f"PORT={port}", f"FOLDER={home}", f"ARGS={options}"]
     with (home / "server.log").open("w") as log:
         server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -115,7 +122,13 @@ def end(server: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
+        options = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-sync",
+            "--no-first-run",
+        ]
         browser = playwright.chromium.launch(executable_path=browser_path() or None, args=options)
         page = browser.new_page(viewport={"width": 1280, "height": 1600})
         page.set_default_timeout(30_000)
@@ -149,10 +162,14 @@ def test_make_lab_opens_lab_00_and_runs_it_all(page: Page, lab_url: str) -> None
     page.screenshot(path=OUT / "lab00.png")
     done = page.locator(OUTPUT, has_text=re.compile("✓ add_up: 2 ×"))
     assert done.count() == 2
-    assert page.locator(OUTPUT, has_text="Traceback (most recent call last)").count() == 1  # the one we broke on purpose
+    assert (
+        page.locator(OUTPUT, has_text="Traceback (most recent call last)").count() == 1
+    )  # the one we broke on purpose
 
 
-def test_the_bar_moves_and_stop_ends_the_run(page: Page, lab_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_bar_moves_and_stop_ends_the_run(
+    page: Page, lab_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     open_notebook(page, f"{lab_url}/lab/tree/notebooks/long.ipynb?token={TOKEN}&reset")
     run_all(page)
     bar = page.locator(".jp-OutputArea-output .progress-bar")
