@@ -12,6 +12,7 @@ It never initialises CUDA (a forked child could not use it then), and holds no s
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -25,6 +26,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 # torch.cuda.is_available() must not call cuInit before the fork; a rank's environment is set anew from the
@@ -83,9 +85,11 @@ def _become_rank(args: tuple[str, ...], env: dict[str, str], stdout: int, stderr
         os.setsid()
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as Popen does: the sockets of the agent's store are not ours
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
+        _look_up_hosts_in(_host_services())
         os.environ.clear()
         os.environ.update(env)
         _reread_environment()
@@ -99,6 +103,28 @@ def _become_rank(args: tuple[str, ...], env: dict[str, str], stdout: int, stderr
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _look_up_hosts_in(services: str) -> None:
+    """Where this process looks up host names, as in nsswitch.conf; only glibc can be told so."""
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
+    if configure:
+        configure(b"hosts", services.encode())
+
+
+def _ask_name_servers_again_soon() -> None:
+    """Read the resolver's options now, for all forks: ask again after 1 s, not 5, since each rank asks once too."""
+    if "RES_OPTIONS" not in os.environ:
+        os.putenv("RES_OPTIONS", "timeout:1 attempts:5")
+        socket.getaddrinfo("localhost", None)
+        os.unsetenv("RES_OPTIONS")
+
+
+def _host_services() -> str:
+    """Where this computer looks up host names."""
+    file = Path("/etc/nsswitch.conf")
+    found = re.search(r"^hosts:([^#\n]+)", file.read_text(), re.MULTILINE) if file.exists() else None
+    return found[1].strip() if found else "files dns"
 
 
 def _reread_environment() -> None:
@@ -120,6 +146,9 @@ def _become_agent(request: dict[str, Any]) -> NoReturn:
     os.dup2(log, 2)
     os.environ.clear()
     os.environ.update(request["env"])
+    # torch's store asks for the name of every client, ::ffff:127.0.0.1, which /etc/hosts does not have, and serves
+    # nobody meanwhile. Where a name server does not answer, that is 5 s.
+    _look_up_hosts_in("files myhostname")
     os.chdir(request["cwd"])
     _hasten_rendezvous()
     SubprocessHandler._popen = _fork_rank  # type: ignore[assignment,method-assign]
@@ -178,6 +207,7 @@ def main() -> None:
     gc.freeze()  # the forked ranks' collector leaves our pages alone, so they stay shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _collect_guards)
+    _ask_name_servers_again_soon()
     requests.send(b"ready")
     while (received := _receive(requests)) is not None:
         request, control = received

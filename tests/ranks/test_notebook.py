@@ -28,6 +28,13 @@ lab.launch(train, nproc=2)
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def first_kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The first kernel makes jupyter_client open an event loop for good, which the check of open files would see."""
+    with kernel(tmp_path_factory.mktemp("first") / "runs"):
+        pass
+
+
 @pytest.fixture
 def notebook(here: Path) -> Iterator[Kernel]:
     with kernel(here / "runs") as running:
