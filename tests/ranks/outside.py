@@ -109,9 +109,15 @@ class Kernel:
             if received["msg_type"] == "error":
                 error = content
             if received["msg_type"] == "status" and content["execution_state"] == "idle":
-                reply = self.client.get_shell_msg(timeout=10)
-                return reply["content"]["status"], text, error
+                return self._status(message), text, error
         raise TimeoutError(f"The cell has not ended after {within_s} s.")
+
+    def _status(self, message: str) -> str:
+        """The reply to this cell; late ones to earlier requests may come first."""
+        while True:
+            reply = self.client.get_shell_msg(timeout=10)
+            if reply["parent_header"].get("msg_id") == message:
+                return str(reply["content"]["status"])
 
     def run(self, source: str) -> tuple[str, str, dict[str, Any]]:
         return self.finish(self.start(source))
