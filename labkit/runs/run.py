@@ -200,7 +200,8 @@ class Run:
         """Seconds before the function began on the last rank, in it, and until every process was gone."""
         folder = RunFolder(self.folder)
         hellos = [folder.read_json(folder.of_rank("ranks", rank)) for rank in range(self.nproc)]
-        begun = max((hello["start_time"] for hello in hellos if hello), default=self.begin_time)
+        begins = [hello.get("begin_time", hello["start_time"]) for hello in hellos if hello]
+        begun = max(begins, default=self.begin_time)
         written = [folder.of_rank("results", rank) for rank in range(self.nproc)]
         returned = max((path.stat().st_mtime for path in written if path.exists()), default=begun)
         end = self.begin_time + self.duration_s

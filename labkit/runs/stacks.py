@@ -45,7 +45,7 @@ def rank_timeout(folder: RunFolder, run: Run, timeout_s: float, stacks: dict[int
     """The error of a run that took too long: where each rank stood, and for whom they wait."""
     frames = {rank: stack_frames(stack) for rank, stack in stacks.items()}
     finished = [rank for rank in range(run.nproc) if folder.has_ended(rank)]
-    waiting = [rank for rank, stack in frames.items() if _waiting_in(stack)]
+    waiting = {rank: call for rank, stack in frames.items() if (call := _waiting_in(stack))}
     late = [rank for rank in range(run.nproc) if rank not in waiting]
     lines = [
         f"Rank {rank} has finished." if rank in finished else _where(rank, frames.get(rank, []), folder)
@@ -54,6 +54,8 @@ def rank_timeout(folder: RunFolder, run: Run, timeout_s: float, stacks: dict[int
     if waiting and late:
         names = " and ".join(f"rank {rank}" for rank in late)
         lines.append(f"A collective ends when all ranks have called it: everyone waits for {names}.")
+    if not late and len(set(waiting.values())) > 1:
+        lines.append("They wait in different calls, so none ends: all ranks must make the same calls, in the same order.")
     error = RankTimeout(
         f"{run.nproc - len(finished)} of {run.nproc} ranks were still running after timeout_s={timeout_s:g}.",
         found="\n".join(lines),

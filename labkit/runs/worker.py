@@ -119,11 +119,12 @@ def main(folder: str) -> int:
     die_with_parent()
     home, rank = Path(folder), Rank.current()
     os.environ[FOLDER_VARIABLE] = folder
-    _write(home / "ranks" / f"{rank.index}.json", json.dumps({"pid": os.getpid(), "start_time": time.time()}))
+    hello = {"pid": os.getpid(), "start_time": time.time()}
+    _write(home / "ranks" / f"{rank.index}.json", json.dumps(hello))
     _tell_stacks(home / "stacks" / f"{rank.index}.txt")
     result = None
     try:
-        result = _run_task(home, rank)
+        result = _run_task(home, rank, hello)
     except SystemExit as error:
         if error.code not in (None, 0):
             return _exit_with(home, rank, error)
@@ -190,14 +191,15 @@ def _exit_with(home: Path, rank: Rank, error: SystemExit) -> int:
     return 1
 
 
-def _run_task(home: Path, rank: Rank) -> Any:
-    """Call the function with its arguments, or run the script as `__main__`."""
+def _run_task(home: Path, rank: Rank, hello: dict[str, float]) -> Any:
+    """Call the function with its arguments, or run the script as `__main__`; note when its first line begins."""
     task = json.loads((home / "task.json").read_text())
     sys.path[:0] = [entry for entry in task["sys_path"] if entry not in sys.path]
     sys.modules["__main__"] = types.ModuleType("__main__")
     if task["script"] is None:
         sys.argv = [task["name"]]
-        function, args = pickle.loads((home / "task.pkl").read_bytes())
+        function, args = pickle.loads((home / "task.pkl").read_bytes())  # imports what the function uses
+        _write(home / "ranks" / f"{rank.index}.json", json.dumps(hello | {"begin_time": time.time()}))
         return function(rank, *args)
     sys.argv = [task["script"], *task["args"]]
     sys.path.insert(0, str(Path(task["script"]).parent))
