@@ -55,7 +55,9 @@ def rank_timeout(folder: RunFolder, run: Run, timeout_s: float, stacks: dict[int
         names = " and ".join(f"rank {rank}" for rank in late)
         lines.append(f"A collective ends when all ranks have called it: everyone waits for {names}.")
     if not late and len(set(waiting.values())) > 1:
-        lines.append("They wait in different calls, so none ends: all ranks must make the same calls, in the same order.")
+        lines.append(
+            "They wait in different calls, so none ends: all ranks must make the same calls, in the same order."
+        )
     error = RankTimeout(
         f"{run.nproc - len(finished)} of {run.nproc} ranks were still running after timeout_s={timeout_s:g}.",
         found="\n".join(lines),

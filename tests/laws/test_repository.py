@@ -64,4 +64,6 @@ def test_every_row_of_data_has_a_source_and_a_date() -> None:
 def test_no_test_is_skipped_without_a_reason() -> None:
     for path in (ROOT / "tests").rglob("*.py"):
         for match in re.finditer(r"pytest\.(?:mark\.)?(?:skip|skipif|xfail)\((.{0,200})", path.read_text(), re.DOTALL):
-            assert path == Path(__file__) or "reason=" in match[1] or match[1].lstrip().startswith('"'), f"{path.name}: {match[0][:80]}"
+            assert path == Path(__file__) or "reason=" in match[1] or match[1].lstrip().startswith('"'), (
+                f"{path.name}: {match[0][:80]}"
+            )
