@@ -1,6 +1,7 @@
 """`python -m tests.notebooks.normalise`: put notebooks into the form that git keeps.
 
-Outputs stay only in cells tagged `nbval-check-output`; execution counts, widget state and front ends' notes go.
+Outputs stay only in cells tagged `nbval-check-output`; widget state, front ends' notes and the order of
+execution go.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ def _cell(cell: dict[str, Any]) -> dict[str, Any]:
     kept["source"] = "".join(cell["source"]).splitlines(keepends=True)
     if cell["cell_type"] == "code":
         outputs = cell["outputs"] if "nbval-check-output" in tags else []
-        kept |= {"execution_count": None, "outputs": [_output(output) for output in outputs]}
+        # nbval takes a cell without a count for one that was never run.
+        kept |= {"execution_count": 1 if outputs else None, "outputs": [_output(output) for output in outputs]}
     return kept
 
 
 def _output(output: dict[str, Any]) -> dict[str, Any]:
-    return output | {"execution_count": None} if "execution_count" in output else output
+    return output | {"execution_count": 1} if "execution_count" in output else output
 
 
 if __name__ == "__main__":
