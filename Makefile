@@ -16,7 +16,7 @@ help:
 	@echo "make course   set up, then run every lab without a browser; pages in out/ (ARGS=\"--nproc 1 05\")"
 	@echo "make test     set up, then all checks and tests (ARGS=\"-k launch\")"
 	@echo "make bench    measure labkit beside its rivals"
-	@echo "make gpu      the tests that need a GPU"
+	@echo "make gpu      what needs a GPU, recorded under data/reference/"
 	@echo "make clean    remove .venv, out/, runs/ and caches"
 
 install:
@@ -41,8 +41,9 @@ test:
 bench: install
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-gpu: install
-	@$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)
+# With the Python that is there: a machine with GPUs may have a torch of its own, and no way to fetch another.
+gpu:
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu
 
 clean:
 	@rm -rf .venv out runs notebooks/runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -103,10 +103,11 @@ def _check_signature(name: str, function: Callable[..., Any], args: tuple[Any, .
         signature.bind("rank", *args)
     except TypeError as error:
         call = ", ".join(["rank", *(f"{arg!r:.40}" for arg in args)])
+        wanted = [name, *list(signature.parameters)[1:], "nproc=2"]
         raise UsageError(
             f"{name}{signature} can't be called as {name}({call}): {error}.",
             found="Each rank calls it with its Rank first, then with what launch was given.",
-            try_=f"def {name}(rank, …)",
+            try_=f"lab.launch({', '.join(wanted)})",
         ) from None
 
 
@@ -130,6 +131,7 @@ def _script(target: object) -> Path:
     if not isinstance(target, (str, Path)):
         raise UsageError(
             f"launch takes a function or the path of a script, not {target!r:.60}.",
+            found="Was the function called? Give it by its name alone, without ().",
             try_="lab.launch(train, nproc=2)",
         )
     path = Path(target)

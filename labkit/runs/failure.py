@@ -26,7 +26,9 @@ from labkit.units import MIB, bytes_text
 SUMMARY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
 # What TORCH_DISTRIBUTED_DEBUG=DETAIL says, with two fingerprints of 300 characters in it.
 MISMATCH = re.compile(r"Detected mismatch between collectives.*in the following aspects: (?:Tensor )?(.*)")
-LIBRARY_FRAMES = re.compile(r'(?:  File "[^"]*(?:site-packages|/lib/python3)[^"]*", line .*\n(?:    .*\n)*)+')
+LIBRARY_FRAMES = re.compile(
+    r'(?:  File "[^"]*(?:site-packages|/lib/python3|/labkit/verdicts/)[^"]*", line .*\n(?:    .*\n)*)+'
+)
 FULL_DISK_BYTES = 1 * MIB
 
 

@@ -14,7 +14,7 @@ from labkit.runs.run import Run, RunFolder
 from labkit.runs.worker import STACK_SIGNAL
 
 ROOT = re.compile(r'  File "[^"]*/labkit/runs/worker\.py", line \d+ in _run_task')
-NOT_THE_LEARNERS = re.compile(r"site-packages|/lib/python3|<frozen|/labkit/runs/")
+NOT_THE_LEARNERS = re.compile(r"site-packages|/lib/python3|<frozen|/labkit/(runs|verdicts)/")
 
 
 def ask_where(folder: RunFolder, nproc: int, patience_s: float = 2.0) -> dict[int, str]:

@@ -125,10 +125,11 @@ def _judge(exercise: Exercise, answer: Any) -> Verdict:
     except LabError as error:
         return Verdict(Outcome.FAILED, str(error))
     except Exception as error:
-        return Verdict(Outcome.FAILED, f"your answer raised {type(error).__name__}: {error}")
+        said = f": {error}" if str(error) else ""
+        return Verdict(Outcome.FAILED, f"your answer raised {type(error).__name__}{said}")
 
 
-def hint(exercise: str, number: int = 1) -> str:
+def hint(exercise: str, number: int = 1) -> Source:
     """A hint, the first one gentle.
 
     Args:
@@ -144,12 +145,12 @@ def hint(exercise: str, number: int = 1) -> str:
             f"Exercise {exercise} has hints 1 … {len(hints)}, not {number}.", try_=f'lab.solution("{exercise}")'
         )
     more = f"  (lab.hint({exercise!r}, {number + 1}) says more)" if number < len(hints) else ""
-    return hints[number - 1] + more
+    return Source(hints[number - 1] + more)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Source text that shows itself as code."""
+    """Text that shows itself as it is."""
 
     text: str
 
@@ -166,8 +167,10 @@ def solution(exercise: str) -> Source:
     Raises:
         UsageError: There is no such exercise.
     """
-    answer = _exercise(exercise).solution
-    return Source(inspect.getsource(answer) if callable(answer) else repr(answer))
+    found = _exercise(exercise)
+    if callable(found.solution):
+        return Source(inspect.getsource(found.solution))
+    return Source(f"{found.solution!r}   # {found.hints[-1]}")
 
 
 def exercises() -> dict[str, Exercise]:

@@ -20,7 +20,6 @@ class Claim:
         verdict: "true", "false", "imprecise", "depends" or "unverifiable".
         correction: What is right.
         source: Where that comes from.
-        experiment: How to try it on two CPU ranks.
     """
 
     id: str
@@ -29,7 +28,6 @@ class Claim:
     verdict: str
     correction: str
     source: str
-    experiment: str
 
     def rows(self) -> list[tuple[str, str]]:
         """The record as label and text."""
@@ -37,7 +35,6 @@ class Claim:
             (f"claim {self.id}", self.text),
             ("verdict", self.verdict),
             ("what is right", self.correction),
-            ("try it", self.experiment),
             ("source", self.source),
         ]
 
@@ -73,5 +70,4 @@ def claim(id: str) -> Claim:
         verdict=found["verdict"],
         correction=found["correct_statement"],
         source=found["primary_source"],
-        experiment=found["exp_cpu_2proc"],
     )

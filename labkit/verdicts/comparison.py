@@ -58,7 +58,8 @@ class Comparison:
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
         )
-        return f"<table><caption style='caption-side:bottom'>{escape(self.badge)}</caption>{head}{rows}</table>"
+        style = "caption-side:bottom;white-space:nowrap"
+        return f"<table><caption style='{style}'>{escape(self.badge)}</caption>{head}{rows}</table>"
 
 
 def compare(
@@ -75,6 +76,8 @@ def compare(
     Raises:
         UsageError: Nothing in the two can be compared.
 
+    >>> compare(300, {"sent_bytes": 200}) == compare(300, 200, "sent_bytes")
+    True
     >>> compare(300, 200, "sent_bytes").rows[0].cells()
     ('sent_bytes', '300 B', '200 B', '0.67')
     """
@@ -89,7 +92,7 @@ def compare(
                 try_='lab.compare(guess, run.results[0], "step_s", run=run)',
             )
         measured = {what or "value": measured}
-    guesses = _by_name(predicted, what or "value")
+    guesses = _by_name(predicted, what or (next(iter(measured)) if len(measured) == 1 else "value"))
     names = [name for name in measured if name in guesses] or ([] if guesses else list(measured))
     if not names:
         raise UsageError(
@@ -106,4 +109,8 @@ def _by_name(predicted: Predicted, what: str) -> Mapping[str, float]:
         return {}
     if isinstance(predicted, StepPlan):
         return predicted.as_dict()
-    return predicted if isinstance(predicted, Mapping) else {what: predicted}
+    if isinstance(predicted, Mapping):
+        return predicted
+    if not isinstance(predicted, (int, float)):
+        raise UsageError(f"A guess is a number, or ... for none; this is {predicted!r:.60}.", try_="guess = 0.5")
+    return {what: predicted}

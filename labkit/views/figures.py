@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -145,7 +146,7 @@ def buckets(num_buckets: int = 4) -> Picture:
     Args:
         num_buckets: Buckets to draw, 2 … 6.
     """
-    figure, axes = _canvas("Only the last bucket's journey can't be hidden", 2.4)
+    figure, axes = _canvas("What travels after the backward pass can't be hidden", 2.4)
     forward, piece, travel = 3.0, 6.0 / num_buckets, 4.5 / num_buckets
     axes.barh(1, forward, color=HELP, height=0.6)
     axes.text(forward / 2, 1, "forward", ha="center", va="center")
@@ -158,7 +159,7 @@ def buckets(num_buckets: int = 4) -> Picture:
         exposed = bucket == num_buckets - 1
         hatch = "//" if exposed else None
         axes.barh(0, travel, left=free, color=RANK_COLOURS[bucket], height=0.6, hatch=hatch, ec="white")
-        axes.text(free + travel / 2, 0, f"{bucket + 1}", ha="center", va="center", fontsize=8, color="white")
+        axes.text(free + travel / 2, 0.42, f"{bucket + 1}", ha="center", va="center", fontsize=8, color="#404040")
         free += travel
     axes.text(free + 0.1, 0, "exposed", va="center", color="#404040")
     axes.set(yticks=[0, 1], yticklabels=["all-reduce", "compute"], xticks=[], xlim=(0, free + 1.6))
@@ -170,8 +171,8 @@ def buckets(num_buckets: int = 4) -> Picture:
 def losses(**runs: Run) -> Picture:
     """Loss against step, one line a run: the mean over ranks of what they reported as `loss` and `step`."""
     ends = {name: float(run.metrics.groupby("step")["loss"].mean().iloc[-1]) for name, run in runs.items()}
-    low = min(ends, key=lambda name: ends[name])
-    figure, axes = _canvas(f"{low.replace('_', ' ')} ends lowest, at {ends[low]:.2f} nats a byte")
+    texts = ", ".join(f"{name.replace('_', ' ')} {end:.2f}" for name, end in ends.items())
+    figure, axes = _canvas(f"Loss at the end: {texts}")
     for colour, (name, run) in zip(RANK_COLOURS, runs.items(), strict=False):
         loss = run.metrics.groupby("step")["loss"].mean()
         axes.plot(loss.index, loss, color=colour, marker="o", markersize=3)
@@ -179,7 +180,7 @@ def losses(**runs: Run) -> Picture:
     axes.set(xlabel="step", ylabel="loss, nats a byte")
     axes.margins(x=0.12)
     alt = "Loss against step. At the end: " + ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
-    return _finished(figure, alt, next(iter(runs.values())).badge)
+    return _finished(figure, alt, max(runs.values(), key=lambda run: run.nproc).badge)
 
 
 def scaling(plan: StepPlan, one: Run, many: Run) -> Picture:
@@ -209,30 +210,38 @@ def scaling(plan: StepPlan, one: Run, many: Run) -> Picture:
     return _finished(figure, f"Step: {seconds_text(one_s)} on 1 rank, {on_many}.", many.badge)
 
 
-def bars(values_s: Mapping[str, float], run: Run, baseline: str) -> Picture:
-    """Seconds of several variants of one thing, as horizontal bars against a baseline.
+def bars(times_s: Mapping[str, Sequence[float]], run: Run, baseline: str) -> Picture:
+    """Seconds of several variants of one thing: the median as a bar, all that was measured as a line through its end.
 
     Args:
-        values_s: Seconds by name.
+        times_s: Measured seconds, by variant.
         run: Where they were measured.
-        baseline: The name that the others are compared with.
+        baseline: The variant that the others are compared with.
 
     Raises:
         UsageError: The baseline is not among them.
     """
-    if baseline not in values_s:
+    if baseline not in times_s:
         raise UsageError(
-            f"baseline {baseline!r} is not among {', '.join(values_s)}.", try_=f"baseline={next(iter(values_s))!r}"
+            f"baseline {baseline!r} is not among {', '.join(times_s)}.", try_=f"baseline={next(iter(times_s))!r}"
         )
-    best = min(values_s, key=lambda name: values_s[name])
-    gain = 1 - values_s[best] / values_s[baseline]
-    finding = f"{best} saves {gain:.0%} of a step" if best != baseline else f"nothing beats {baseline} here"
-    figure, axes = _canvas(finding, 1.4 + 0.45 * len(values_s))
-    for y, (name, value_s) in enumerate(reversed(list(values_s.items()))):
-        axes.barh(y, value_s, color=HELP if name == baseline else MEASURED, height=0.6)
-        axes.text(value_s, y, f"  {seconds_text(value_s)}", va="center")
-    axes.set_yticks(range(len(values_s)), list(values_s)[::-1])
-    axes.axvline(values_s[baseline], color=HELP, lw=1, ls=":")
-    axes.set(xlabel="seconds a step", xlim=(0, 1.2 * max(values_s.values())))
-    alt = "Seconds a step: " + ", ".join(f"{name} {seconds_text(value)}" for name, value in values_s.items())
+    medians = {name: statistics.median(times) for name, times in times_s.items()}
+    figure, axes = _canvas(_finding(times_s, medians, baseline), 1.4 + 0.45 * len(times_s))
+    furthest = max(max(times) for times in times_s.values())
+    for y, (name, times) in enumerate(reversed(list(times_s.items()))):
+        axes.barh(y, medians[name], color=HELP if name == baseline else MEASURED, height=0.6)
+        axes.plot((min(times), max(times)), (y, y), color="#303030", lw=1.5, solid_capstyle="butt")
+        axes.text(1.03 * furthest, y, seconds_text(medians[name]), va="center")
+    axes.set_yticks(range(len(times_s)), list(times_s)[::-1])
+    axes.axvline(medians[baseline], color=HELP, lw=1, ls=":")
+    axes.set(xlabel="seconds a step: median, and from least to most", xlim=(0, 1.18 * furthest))
+    alt = "Seconds a step: " + ", ".join(f"{name} {seconds_text(value)}" for name, value in medians.items())
     return _finished(figure, alt, run.badge)
+
+
+def _finding(times_s: Mapping[str, Sequence[float]], medians_s: Mapping[str, float], baseline: str) -> str:
+    """What the bars show, if it is more than noise: the best variant's slowest beats the baseline's fastest."""
+    best = min(medians_s, key=lambda name: medians_s[name])
+    if best == baseline or max(times_s[best]) >= min(times_s[baseline]):
+        return f"Nothing beats {baseline!r} by more than the noise"
+    return f"{best!r} takes {1 - medians_s[best] / medians_s[baseline]:.0%} less than {baseline!r}"

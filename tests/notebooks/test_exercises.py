@@ -33,7 +33,7 @@ def test_exercise(id: str, exercise: Exercise) -> None:
     assert verdict.outcome is Outcome.RIGHT, verdict
     assert f"{id}  right" in repr(lab.progress())
     assert len(exercise.near_misses) >= 2
-    assert lab.hint(id)
+    assert repr(lab.hint(id))
 
 
 @pytest.mark.parametrize(("id", "miss"), NEAR_MISSES, ids=[f"{id}-{n}" for n, (id, _) in enumerate(NEAR_MISSES)])
@@ -69,4 +69,4 @@ def test_unknown_exercises_and_hints_are_named() -> None:
 
 def test_a_solution_is_shown_as_code() -> None:
     assert repr(lab.solution("05.3")).startswith("def accumulation_steps(")
-    assert repr(lab.solution("00.1")) == "[3.0, 13.0, 23.0]"
+    assert repr(lab.solution("00.1")).startswith("[3.0, 13.0, 23.0]   # all_reduce leaves the sum")

@@ -48,7 +48,7 @@ def test_every_figure_is_700_px_wide_and_says_what_it_shows(run: Run) -> None:
         figures.buckets(),
         figures.losses(one=run, two=run),
         figures.scaling(plan, run, run),
-        figures.bars({"a": 0.2, "b": 0.3}, run, baseline="b"),
+        figures.bars({"a": [0.2, 0.21], "b": [0.3]}, run, baseline="b"),
     ]
     for picture in pictures:
         assert width_px(picture) == 700
@@ -69,7 +69,15 @@ def test_what_cannot_be_drawn_is_refused(run: Run) -> None:
     with pytest.raises(UsageError, match="draws 1 … 4 ranks, not 5"):
         figures.launch_tree(5)
     with pytest.raises(UsageError, match="baseline 'c' is not among a"):
-        figures.bars({"a": 1.0}, run, baseline="c")
+        figures.bars({"a": [1.0]}, run, baseline="c")
+
+
+def test_a_difference_within_the_noise_is_no_finding() -> None:
+    clear, noisy = {"a": [0.2, 0.25], "b": [0.3, 0.4]}, {"a": [0.2, 0.35], "b": [0.3, 0.4]}
+    medians = {"a": 0.225, "b": 0.35}
+    assert figures._finding(clear, medians, "b") == "'a' takes 36% less than 'b'"
+    assert figures._finding(noisy, medians, "b") == "Nothing beats 'b' by more than the noise"
+    assert figures._finding(clear, medians, "a") == "Nothing beats 'a' by more than the noise"
 
 
 def test_a_picture_can_be_saved(tmp_path: Path) -> None:

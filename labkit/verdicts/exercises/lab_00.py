@@ -24,6 +24,10 @@ def three_lines(rank: Rank) -> float:
 
 def judge_three_lines(answer: Any) -> Verdict:
     """Compare with a real run of the program on three ranks."""
+    if not isinstance(answer, list | tuple) or not all(isinstance(value, int | float) for value in answer):
+        return wrong(
+            f"a list of three numbers is asked for, rank 0's first, such as [0, 0, 0]; this is {answer!r:.60}."
+        )
     values = list(answer)
     if len(values) != 3:
         return wrong(f"three ranks print three numbers, you gave {len(values)}.")

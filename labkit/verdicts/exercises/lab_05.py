@@ -10,14 +10,14 @@ from labkit.runs.launcher import run_on_ranks
 from labkit.runs.worker import Rank
 from labkit.verdicts.checker import Exercise, NearMiss, Verdict, right, wrong
 
-Hook = Callable[[Any, Any], Any]
-SCALES = (1.0, 60_000.0)  # the second one's sum over two ranks doesn't fit in float16, its mean does
+Hook = Callable[..., Any]
+SCALES = (1.0, 60_000.0)  # the second one fits in float16, its sum over two ranks doesn't
 
 
 def try_hook(rank: Rank, hook: Hook) -> list[tuple[float, float, int]]:
-    """A backward pass with the hook for each scale: wanted gradient, the one got, bytes given to all_reduce.
+    """A backward pass with the hook for each scale: the gradient furthest from its mean, that mean, bytes sent.
 
-    The model is one weight; its gradient on rank r is scale·(1 + r/10), so the mean is known without DDP.
+    The gradient of weight i is its input: scale·(1 - r/10)·(8 - i)/8 on rank r, so the mean is known without DDP.
     """
     import torch
     import torch.distributed as dist
@@ -30,12 +30,31 @@ def try_hook(rank: Rank, hook: Hook) -> list[tuple[float, float, int]]:
         sent_bytes.clear()
         model = DDP(torch.nn.Linear(8, 1, bias=False))
         # DDP refuses annotations that it can't resolve, so it gets a function without any.
-        model.register_comm_hook(dist.group.WORLD, lambda group, bucket: hook(group, bucket))
-        mine = scale * (1 + rank.index / 10)
-        (model(torch.full((1, 8), mine))).sum().backward()
-        mean = scale * (1 + (rank.world_size - 1) / 20)
-        found.append((mean, model.module.weight.grad[0, 0].item(), sum(sent_bytes)))
+        model.register_comm_hook(dist.group.WORLD, lambda group, bucket: _future_of_float32(hook(group, bucket=bucket)))
+        parts_8 = scale * torch.arange(8, 0, -1) / 8
+        model((1 - rank.index / 10) * parts_8[None]).sum().backward()
+        means_8, got_8 = (1 - (rank.world_size - 1) / 20) * parts_8, model.module.weight.grad[0]
+        worst = int(((got_8 - means_8).abs() / means_8).nan_to_num(nan=torch.inf).argmax())
+        found.append((means_8[worst].item(), got_8[worst].item(), sum(sent_bytes)))
     return found
+
+
+def _future_of_float32(returned: Any) -> Any:
+    """What a hook returned, if DDP can use it; it crashes the process, or worse, where it can't."""
+    import torch
+
+    if not isinstance(returned, torch._C.Future):
+        raise TypeError(f"the hook returned {type(returned).__name__}; DDP wants a future of a tensor")
+
+    def checked_value(done: Any) -> Any:
+        value = done.value()
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"the future holds a {type(value).__name__}; use .then(lambda done: done.value()[0])")
+        if value.dtype != torch.float32:
+            raise TypeError(f"the future holds {value.dtype}; the bucket is float32")
+        return value
+
+    return returned.then(checked_value)
 
 
 def _count_all_reduce(dist: Any) -> list[int]:
@@ -56,8 +75,7 @@ def judge_hook(answer: Hook) -> Verdict:
     run = run_on_ranks(checked(try_hook, (answer,), nproc=2, device="cpu", timeout_s=20, env={}))
     for scale, (wanted, got, sent_bytes) in zip(SCALES, run.results[0], strict=True):
         if not abs(got - wanted) <= 2e-3 * wanted:
-            both = f"{scale:g} and {1.1 * scale:g}"
-            return wrong(f"gradients {both} on 2 ranks: the mean is {wanted:g}, you leave {got:g}.")
+            return wrong(f"gradients up to {scale:g}: where the mean over 2 ranks is {wanted:g}, you leave {got:g}.")
         if sent_bytes != 16:
             return wrong(f"8 float32 gradients: all_reduce was given {sent_bytes} bytes, not 16.")
     return right("mean right to 0.2 %, half the bytes.")
@@ -97,13 +115,35 @@ def _hook_full_size(group: Any, bucket: Any) -> Any:
     return dist.all_reduce(buffer, group=group, async_op=True).get_future().then(lambda done: done.value()[0])
 
 
-def judge_sampler(answer: Callable[[Any, int], Iterable[list[int]]]) -> Verdict:
-    """Run the learner's epochs for both ranks of two, over six samples."""
+def _hook_half_way(group: Any, bucket: Any) -> Any:
+    import torch.distributed as dist
+
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    first_half = buffer[: len(buffer) // 2]
+    work = dist.all_reduce(first_half, group=group, async_op=True)
+    return work.get_future().then(lambda done: buffer)
+
+
+def _sampler(rank: int) -> Any:
+    """A fresh sampler of rank 0 or 1 of two, over six samples."""
     from torch.utils.data import DistributedSampler
 
     samples: Any = range(6)
-    samplers: list[Any] = [DistributedSampler(samples, num_replicas=2, rank=rank, seed=1) for rank in range(2)]
-    seen = [list(answer(sampler, 4)) for sampler in samplers]
+    return DistributedSampler(samples, num_replicas=2, rank=rank, seed=1)
+
+
+def _epochs(answer: Callable[[Any, int], Iterable[Iterable[Any]]], rank: int) -> list[list[int]]:
+    """Four epochs of the learner's, as plain numbers."""
+    return [[int(index) for index in epoch] for epoch in answer(_sampler(rank), 4)]
+
+
+def judge_sampler(answer: Callable[[Any, int], Iterable[list[int]]]) -> Verdict:
+    """Run the learner's epochs for both ranks of two, over six samples."""
+    if answer(_sampler(0), 1) is None:
+        return wrong("you return None, not a list of epochs.")
+    seen = [_epochs(answer, rank) for rank in range(2)]
+    if seen[0] != _epochs(answer, 0):
+        return wrong("asked twice, the same rank gets other orders; a run must be repeatable.")
     if [len(epochs) for epochs in seen] != [4, 4]:
         return wrong(f"4 epochs were asked for, you gave {len(seen[0])} and {len(seen[1])} on the two ranks.")
     for epoch, (one, other) in enumerate(zip(*seen, strict=True)):
@@ -144,11 +184,17 @@ def _own_shuffle(sampler: Any, num_epochs: int) -> list[list[int]]:
     return [random.Random(10 * epoch + sampler.rank).sample(everything, 3) for epoch in range(num_epochs)]
 
 
+def _unseeded(sampler: Any, num_epochs: int) -> list[list[int]]:
+    import random
+
+    return [random.sample(list(sampler), 3) for _ in range(num_epochs)]
+
+
 def judge_accumulation(answer: Callable[..., int]) -> Verdict:
     """Cases that divide, and one that doesn't."""
     for global_batch, micro_batch, dp, wanted in ((16, 8, 2, 1), (512, 8, 4, 16), (96, 4, 3, 8)):
         got = answer(global_batch=global_batch, micro_batch=micro_batch, dp=dp)
-        if got != wanted:
+        if got != wanted or not isinstance(got, int):
             return wrong(f"global_batch={global_batch}, micro_batch={micro_batch}, dp={dp}: you say {got!r}.")
     for global_batch in (100, 8):
         try:
@@ -156,7 +202,7 @@ def judge_accumulation(answer: Callable[..., int]) -> Verdict:
         except ValueError:
             continue
         case = f"global_batch={global_batch}, micro_batch=8, dp=2"
-        return wrong(f"{case} can't be had exactly; you say {got!r}, not ValueError.")
+        return wrong(f"{case} can't be had exactly; you return {got!r}, and raise no ValueError.")
     return right("also where it can't be had.")
 
 
@@ -180,7 +226,8 @@ EXERCISES = {
         ),
         solution=half_hook,
         near_misses=(
-            NearMiss(_hook_sums, "the mean is 1.05, you leave 2.0"),
+            NearMiss(_hook_sums, "2 ranks is 0.95, you leave 1.9"),
+            NearMiss(_hook_half_way, "you leave"),
             NearMiss(_hook_overflows, "you leave inf"),
             NearMiss(_hook_full_size, "was given 32 bytes"),
         ),
@@ -197,6 +244,7 @@ EXERCISES = {
             NearMiss(_never_set, "in epoch 0 and again in epoch 1"),
             NearMiss(_set_too_late, "in epoch 0 and again in epoch 1"),
             NearMiss(_own_shuffle, "together they should see"),
+            NearMiss(_unseeded, "a run must be repeatable"),
         ),
     ),
     "05.3": Exercise(
