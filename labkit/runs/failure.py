@@ -14,11 +14,10 @@ import shutil
 import signal
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.runs.run import Run, RunFolder, read_lines
+from labkit.runs.run import Run, RunFolder, read_lines, short_path
 from labkit.runs.stacks import learner_frame, stack_frames
 from labkit.runs.worker import ECHOES
 from labkit.units import MIB, bytes_text
@@ -216,11 +215,7 @@ def _advice(end: RankEnd, run: Run) -> str:
 
 def open_line(run: Run) -> str:
     """The expression that opens a run, as the learner would type it here."""
-    return f'lab.Run.open("{_short_path(run.folder)}")'
-
-
-def _short_path(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return f'lab.Run.open("{short_path(run.folder)}")'
 
 
 def _quoted(traceback: str, folder: RunFolder, most: int = 24) -> str:
@@ -247,4 +242,4 @@ def _agent_error(folder: RunFolder, run: Run, status: int | None) -> LaunchError
         fact = f"torchrun, the parent of the ranks, {_exit_text(status)}."
     else:
         fact = f"torchrun ended with exit code {status}, and no rank said why."
-    return LaunchError(fact, found=found, try_=f"cat {_short_path(folder.agent_log)}", folder=folder.path)
+    return LaunchError(fact, found=found, try_=f"cat {short_path(folder.agent_log)}", folder=folder.path)

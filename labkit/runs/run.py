@@ -28,6 +28,11 @@ def runs_home() -> Path:
     return Path(os.environ.get("LABKIT_RUNS", "runs")).absolute()
 
 
+def short_path(path: Path) -> str:
+    """A path as one would type it here: relative to the working directory where it lies inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one run; the only place that knows them."""

@@ -18,7 +18,7 @@ from labkit.errors import LabError
 from labkit.runs.call import DEFAULT_TIMEOUT_S, checked
 from labkit.runs.following import RankView, Snapshot
 from labkit.runs.launcher import run_on_ranks
-from labkit.runs.run import Run
+from labkit.runs.run import Run, short_path
 from labkit.units import quantity_text, seconds_text
 
 PLAIN_EVERY_S = 10.0
@@ -69,7 +69,7 @@ def launch(
         run = run_on_ranks(call, warm=warm, watch=view.show)
     except (LabError, KeyboardInterrupt) as error:
         folder = getattr(error, "folder", None)
-        kept = f"; kept in {folder}" if folder else ""
+        kept = f"; kept in {short_path(folder)}" if folder else ""
         view.end(f"✗ {type(error).__name__} after {seconds_text(time.time() - begin)}{kept}")
         raise
     view.end(f"✓ {run.name}: {nproc} × {run.device} ({run.backend}), {run.how}, {seconds_text(run.duration_s)}")
