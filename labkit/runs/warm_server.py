@@ -184,7 +184,10 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], socket.socket] | 
     (length,) = HEADER.unpack(head)
     body = b""
     while len(body) < length:
-        body += requests.recv(length - len(body))
+        chunk = requests.recv(length - len(body))
+        if not chunk:  # the notebook died in the middle of asking
+            return None
+        body += chunk
     return json.loads(body), socket.socket(fileno=fds[0])
 
 
@@ -217,6 +220,7 @@ def main() -> None:
             die_with_parent(signal.SIGTERM)
             guard(control, partial(_become_agent, request))
         control.close()
+    os._exit(0)  # what torch would do on the way out, it has told atexit, and that was cleared
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -263,3 +266,14 @@ def test_the_launching_process_is_killed(here: Path, state: str) -> None:
     assert eventually(lambda: not marked(program.mark), 5), marked(program.mark)
     run = lab.Run.open(program.reported()[0].parents[1])
     assert (run.outcome, run.metrics["loss"].tolist()) == ("unfinished", [2.5, 2.5])
+
+
+def test_the_server_ends_when_its_notebook_dies_in_the_middle_of_asking() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-u", "-m", "labkit.runs.warm_server", str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=(theirs.fileno(),)) as server, theirs:
+        assert ours.recv(16) == b"ready"
+        socket.send_fds(ours, [(1000).to_bytes(4, "big")], [theirs.fileno()])
+        ours.send(b"{")
+        ours.close()
+        assert server.wait(20) == 0
