@@ -276,7 +276,7 @@ def test_wrong_arguments() -> None:
     assert shown(error_of(work, kind=lab.UsageError)) == [
         "train(rank, steps) can't be called as train(rank): missing a required argument: 'steps'.",
         "Each rank calls it with its Rank first, then with what launch was given.",
-        "Try: def train(rank, …)",
+        "Try: lab.launch(train, steps, nproc=2)",
     ]
 
 
@@ -402,6 +402,7 @@ def test_options(options: dict[str, Any], text: str) -> None:
 def test_target_that_cannot_run() -> None:
     assert shown(error_of(5, kind=lab.UsageError)) == [
         "launch takes a function or the path of a script, not 5.",
+        "Was the function called? Give it by its name alone, without ().",
         "Try: lab.launch(train, nproc=2)",
     ]
 
