@@ -143,17 +143,16 @@ def open_notebook(page: Page, url: str) -> None:
     page.wait_for_selector(IDLE)
 
 
-PROMPTS = "[...document.querySelectorAll('.jp-InputPrompt')].map(prompt => prompt.innerText).join()"
+FIRST_CELL_RAN = r"/\[(\*|\d+)\]/.test(document.querySelector('.jp-CodeCell .jp-InputPrompt').innerText)"
 
 
 def run_all(page: Page) -> None:
     """Run → Run All Cells, from the menu; again if JupyterLab took it before the kernel was connected, and dropped it."""
-    before = page.evaluate(PROMPTS)
     for _ in range(4):
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()
         try:
-            page.wait_for_function(f"before => {PROMPTS} != before", arg=before, timeout=8000)
+            page.wait_for_function(FIRST_CELL_RAN, timeout=8000)
             return
         except TimeoutError:
             continue
