@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
@@ -61,8 +63,10 @@ def quantity_text(name: str, value: object) -> str:
 
     >>> quantity_text("step_s", 0.25), quantity_text("overlap_fraction", 0.92)
     ('250 ms', '92.0 %')
+    >>> quantity_text("step_s", float("nan")), quantity_text("loss", "diverged")
+    ('nan', 'diverged')
     """
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         return str(value)
     if name.endswith("_bytes_per_s"):
         return f"{bytes_text(value)}/s"

@@ -148,7 +148,8 @@ def _fail(home: Path, rank: Rank, error: BaseException, returned: str = "") -> i
 
 def _is_echo(error: BaseException) -> bool:
     """Whether it says that another rank is gone; that one's error is the cause."""
-    return any(ECHOES.search(_text(each)) for each in (error, *_causes(error)))
+    chain = (error, *_causes(error))  # torch's are RuntimeErrors; a broken pipe of the learner's own is an OSError
+    return any(isinstance(each, RuntimeError) and ECHOES.search(_text(each)) for each in chain)
 
 
 def _text(error: BaseException) -> str:

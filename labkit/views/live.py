@@ -7,6 +7,7 @@ and then.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -103,8 +104,9 @@ def progress_text(snapshot: Snapshot) -> str:
     if slowest.total:
         parts.append(f"step {slowest.step}/{slowest.total}")
     if "loss" in slowest.metrics:
-        parts.append(f"loss {slowest.metrics['loss']:.3f}")
-    rates = [view.metrics["tokens_per_s"] for view in snapshot.ranks if "tokens_per_s" in view.metrics]
+        parts.append(f"loss {quantity_text('loss', slowest.metrics['loss'])}")
+    reported = [view.metrics.get("tokens_per_s") for view in snapshot.ranks]
+    rates = [rate for rate in reported if isinstance(rate, (int, float)) and math.isfinite(rate)]
     if rates:
         parts.append(f"{quantity_text('tokens_per_s', sum(rates))[:-2]} tokens/s")
     if snapshot.left_s is not None:

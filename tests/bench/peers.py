@@ -21,7 +21,7 @@ from tests.bench.seconds import worked
 from tests.bench.tables import Figure, Table, say
 
 SILENT_S = 8.0  # a job with a rank that never comes is cut after so long
-CUT_S = 15.0  # and any other: three contenders share the machine
+CUT_S = 12.0  # and any other: three contenders share the machine
 REPEATS = 3  # of a failure that is a race
 WORKS = "works"
 STATES = {"prints": jobs.PRINTS, "quiet": jobs.QUIET, "stuck": jobs.STUCK}

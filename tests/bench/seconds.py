@@ -13,7 +13,7 @@ from tests.bench.contenders import JOB, LAB, NOTEBOOK_LAUNCHER, TORCHRUN, Conten
 from tests.bench.kernels import Cell, Kernel
 from tests.bench.tables import Figure, Table, say, spread_text
 
-NUM_TORCHRUN_THREE = 3
+NUM_TORCHRUN_THREE = 2
 Samples = dict[str, list[float]]
 
 # `!` itself costs 0.1 s, so the rival is started without it.

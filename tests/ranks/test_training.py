@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from labkit import GPTShape, Rank
+from labkit import GPTShape, LaunchError, Rank, launch
 from labkit.runs.call import checked
 from labkit.runs.launcher import run_on_ranks
 from labkit.runs.run import Run
@@ -101,3 +101,33 @@ def test_a_model_learns() -> None:
         losses.append(loss.item())
     assert losses[0] == pytest.approx(5.5, abs=0.3)  # ln 256: it knows nothing yet
     assert losses[-1] < 4
+
+
+def report_oddly(rank: Rank) -> None:
+    """Metrics that no number format fits."""
+    import time
+
+    rank.report(loss="diverged", step_s=float("nan"), tokens_per_s=float("inf"))
+    rank.progress(1, 2)
+    time.sleep(1)
+
+
+def test_an_odd_metric_does_not_end_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run = launch(report_oddly, nproc=2, device="cpu")
+    assert run.outcome == "finished"
+    assert list(run.metrics["loss"]) == ["diverged", "diverged"]
+
+
+def break_a_pipe(rank: Rank) -> None:
+    """One rank's own pipe breaks, after the other has returned."""
+    import time
+
+    if rank.index == 1:
+        time.sleep(0.3)
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_rank_with_a_broken_pipe_of_its_own_is_to_blame() -> None:
+    with pytest.raises(LaunchError, match="Rank 1 of 2 raised BrokenPipeError") as caught:
+        launched(break_a_pipe)
+    assert caught.value.rank == 1

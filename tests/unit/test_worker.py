@@ -63,6 +63,8 @@ def test_echoes_are_known_by_their_causes_too() -> None:
     error.__cause__ = RuntimeError("[…/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
     assert worker._is_echo(error)
     assert not worker._is_echo(ValueError("boom"))
+    assert not worker._is_echo(BrokenPipeError(32, "Broken pipe"))
+    assert not worker._is_echo(ConnectionResetError(104, "Connection reset by peer"))
 
 
 def test_an_exception_whose_text_cannot_be_made(here: Path) -> None:
