@@ -23,7 +23,9 @@ READ_AT_START = (
     "TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_JIT",
     "RES_OPTIONS",
 )  # fmt: skip
-SET_AFTER_FORK = ("OMP_NUM_THREADS",)
+# Not these: a rank sets its threads itself, and torch reads the other when it compiles (and writes it when a notebook
+# makes an optimizer, after which every launch would be cold).
+SET_AFTER_FORK = ("OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
 
 
 class WarmServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,10 @@ def test_a_rank_with_a_broken_pipe_of_its_own_is_to_blame() -> None:
     with pytest.raises(LaunchError, match="Rank 1 of 2 raised BrokenPipeError") as caught:
         launched(break_a_pipe)
     assert caught.value.rank == 1
+
+
+def test_launches_stay_warm_after_an_optimizer_was_made_here() -> None:
+    launched(report_oddly)  # the server is there
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).step()
+    assert "TORCHINDUCTOR_CACHE_DIR" in os.environ  # torch writes it
+    assert launched(report_oddly).how == "warm"
