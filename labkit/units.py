@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 

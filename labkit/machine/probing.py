@@ -7,6 +7,8 @@ import platform
 import re
 import shutil
 import warnings
+from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -23,7 +25,7 @@ def look() -> Machine:
     gpus, driver, trouble = _gpus()
     memory = psutil.virtual_memory()
     limit_bytes, used_bytes = _container_memory()
-    backend, why = choose_backend(len(gpus), nproc=2, trouble=trouble)
+    backend, why = choose_backend(_count_visible(len(gpus), os.environ), nproc=2, trouble=trouble)
     return Machine(
         cpu=_cpu_name(),
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -60,14 +62,21 @@ def choose_backend(num_gpus: int, *, nproc: int, trouble: str = "") -> tuple[str
     return "gloo", trouble or "no NVIDIA GPU here"
 
 
-def count_gpus() -> int:
-    """GPUs that a launch may use: all that NVML shows, or those that CUDA_VISIBLE_DEVICES leaves."""
-    gpus, _, _ = _gpus()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return len(gpus)
-    named = [entry for entry in visible.split(",") if entry.strip() not in ("", "-1", "NoDevFiles")]
-    return min(len(gpus), len(named))
+def count_gpus(env: Mapping[str, str] = os.environ) -> int:
+    """GPUs that a launch with this environment may use.
+
+    Args:
+        env: Where CUDA_VISIBLE_DEVICES may leave only some of those that NVML shows.
+    """
+    return _count_visible(len(_gpus()[0]), env)
+
+
+def _count_visible(num_gpus: int, env: Mapping[str, str]) -> int:
+    """Of all GPUs, those that CUDA_VISIBLE_DEVICES leaves; CUDA stops reading at the first entry that names none."""
+    if "CUDA_VISIBLE_DEVICES" not in env:
+        return num_gpus
+    entries = [entry.strip() for entry in env["CUDA_VISIBLE_DEVICES"].split(",")]
+    return min(num_gpus, len(list(takewhile(lambda entry: entry not in ("", "-1", "NoDevFiles"), entries))))
 
 
 def _gpus() -> tuple[tuple[GPU, ...], str, str]:
@@ -113,8 +122,12 @@ def _cpu_name() -> str:
 
 
 def _container_memory() -> tuple[int, int]:
-    """Limit and use of this container's memory in bytes (cgroup v2); no limit reads as a very large one."""
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        return int(text), int(used.read_text())
-    return 1 << 62, 0
+    """Limit and use of this container's memory in bytes (cgroup v2); no limit reads as a very large one.
+
+    Files that Linux keeps in memory and can drop (inactive_file) don't count as used.
+    """
+    home = Path("/sys/fs/cgroup")
+    if not (home / "memory.current").exists() or (limit := (home / "memory.max").read_text().strip()) == "max":
+        return 1 << 62, 0
+    droppable = re.search(r"^inactive_file (\d+)", (home / "memory.stat").read_text(), re.MULTILINE)
+    return int(limit), int((home / "memory.current").read_text()) - (int(droppable[1]) if droppable else 0)

@@ -53,10 +53,10 @@ class Machine:
     why: str
     system: str
 
-    def describe(self) -> str:
-        """A few words for a badge."""
+    def describe(self, device: str = "cuda") -> str:
+        """A few words for a badge: the GPUs, or the CPU where there are none or `device` is "cpu"."""
         names = {gpu.name for gpu in self.gpus}
-        if names:
+        if names and device == "cuda":
             return f"{len(self.gpus)} × {', '.join(sorted(names))}"
         return f"{self.num_cores} cores of {self.cpu}"
 

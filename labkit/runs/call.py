@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -78,7 +79,7 @@ def checked(
             try_="timeout_s=60",
         )
     _check_env(env)
-    backend, why = _choose_device(device, nproc)
+    backend, why = _choose_device(device, nproc, {**os.environ, **env})
     return Call(
         name=name,
         function=target if callable(target) else None,
@@ -163,12 +164,12 @@ def _check_syntax(path: Path, shown: str) -> None:
         ) from None
 
 
-def _choose_device(device: str, nproc: int) -> tuple[str, str]:
+def _choose_device(device: str, nproc: int, env: Mapping[str, str]) -> tuple[str, str]:
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device is {device!r}; it can be 'auto', 'cpu' or 'cuda'.", try_='device="auto"')
     if device == "cpu":
         return "gloo", 'device="cpu" was asked for'
-    num_gpus = count_gpus()
+    num_gpus = count_gpus(env)
     if device == "cuda" and num_gpus < nproc:
         raise UsageError(
             f'nproc={nproc} ranks with device="cuda" need {nproc} GPUs, but this machine has {num_gpus}.',

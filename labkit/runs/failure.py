@@ -60,12 +60,12 @@ class RankEnd:
     def order(self) -> tuple[bool, float]:
         """Sorts causes before echoes, then by time.
 
-        One that died without a word comes before all that spoke, but a SIGKILL after them: torchrun sends
-        that to ranks that will not end.
+        One that died without a word comes before all that spoke, but a SIGKILL after them, since torchrun sends
+        that to ranks that will not end, and a SIGABRT too: NCCL's watchdog aborts ranks that wait for a failed one.
         """
         if self.account:
             return self.is_echo, self.account["time"]
-        return False, math.inf if self.exit_code == -signal.SIGKILL else 0.0
+        return False, math.inf if self.exit_code in (-signal.SIGKILL, -signal.SIGABRT) else 0.0
 
 
 def rank_ends(folder: RunFolder, nproc: int) -> list[RankEnd]:

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from labkit.errors import Interrupted, LaunchError, MachineError
+from labkit.errors import Interrupted, LaunchError, MachineError, UsageError
 from labkit.machine.probing import look
 from labkit.machine.records import Machine
 from labkit.runs.call import Call, check_room
@@ -61,10 +62,18 @@ def start(*modules: str) -> Machine:
 
     Returns:
         What the computer is, and the backend that a launch takes here, with the reason.
+
+    Raises:
+        UsageError: There is no such package.
     """
     own_programs = str(Path(sys.executable).parent)
     if own_programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([own_programs, os.environ.get("PATH", "")])  # so that !torchrun is ours
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{missing[0]} is not installed, so ranks can't find it loaded.", try_=f"pip install {missing[0]}"
+        )
     warm_up(modules)
     return look()
 
@@ -93,7 +102,7 @@ class _Launch:
             "outcome": outcome,
             "duration_s": time.time() - self.begin,
             "command": shell_command(self.folder, call),
-            "machine": self.machine.describe(),
+            "machine": self.machine.describe(call.device),
             "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.begin)),
             "begin_time": self.begin,
         }
@@ -182,7 +191,7 @@ def torchrun_args(folder: RunFolder, call: Call) -> tuple[str, ...]:
 
 def shell_command(folder: RunFolder, call: Call) -> str:
     """The line that does the same in a shell: for a script plain torchrun, for a function its worker."""
-    variables = {"OMP_NUM_THREADS": "1", **call.env}
+    variables = {"OMP_NUM_THREADS": "1", "LABKIT_DEVICE": call.device, **call.env}
     words = ["torchrun", "--standalone", f"--nproc-per-node={call.nproc}"]
     if call.script:
         words += [str(call.script), *(str(arg) for arg in call.args)]
@@ -247,7 +256,7 @@ def _error(launch: _Launch, run: Run, agent_status: int | None, stacks: dict[int
     """The error of a run that did not finish."""
     folder = launch.folder
     if run.outcome == "timeout":
-        return rank_timeout(folder, run, launch.call.timeout_s or 0, stacks)
+        return rank_timeout(folder, run, timeout_s=launch.call.timeout_s or 0, stacks=stacks)
     if run.outcome == "stopped":
         return LaunchError(
             f"You stopped {run.name} after {run.duration_s:.1f} s.",

@@ -41,7 +41,7 @@ def _ask(folder: RunFolder, rank: int) -> bool:
     return True
 
 
-def rank_timeout(folder: RunFolder, run: Run, timeout_s: float, stacks: dict[int, str]) -> RankTimeout:
+def rank_timeout(folder: RunFolder, run: Run, *, timeout_s: float, stacks: dict[int, str]) -> RankTimeout:
     """The error of a run that took too long: where each rank stood, and for whom they wait."""
     frames = {rank: stack_frames(stack) for rank, stack in stacks.items()}
     finished = [rank for rank in range(run.nproc) if folder.has_ended(rank)]

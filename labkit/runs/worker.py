@@ -63,7 +63,7 @@ class Rank:
         Outside of any launch it is the only rank of one, so a script runs by plain `python` too.
         """
         local = int(os.environ.get("LOCAL_RANK", 0))
-        kind = os.environ.get("LABKIT_DEVICE") or _default_device(local)
+        kind = os.environ.get("LABKIT_DEVICE") or _default_device()
         return cls(
             index=int(os.environ.get("RANK", 0)),
             world_size=int(os.environ.get("WORLD_SIZE", 1)),
@@ -96,11 +96,12 @@ class Rank:
             os.close(file)
 
 
-def _default_device(local: int) -> str:
-    """Outside labkit: a GPU of its own where there is one, else the CPU."""
+def _default_device() -> str:
+    """Outside labkit: GPUs where each local rank can have its own, else the CPU for all of them."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() > local else "cpu"
+    wanted = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= wanted else "cpu"
 
 
 def _plain(name: str, value: Any) -> float | int | str | bool:

@@ -23,5 +23,7 @@ def ring_all_reduce_bytes(size_bytes: int, world_size: int) -> float:
     0.0
     """
     if size_bytes < 0 or world_size < 1:
-        raise UsageError(f"size_bytes={size_bytes}, world_size={world_size}: sizes start at 0, worlds at 1.")
+        raise UsageError(
+            f"size_bytes={size_bytes}, world_size={world_size}: sizes start at 0, worlds at 1.", try_="world_size=2"
+        )
     return 2 * (world_size - 1) / world_size * size_bytes

@@ -103,17 +103,3 @@ def plan_ddp(
             Term("speed_up", dp * compute_s / step_s, "n × efficiency"),
         ),
     )
-
-
-def straggler_efficiency(step_s: tuple[float, ...]) -> float:
-    """Share of the ranks' time that is work when all wait for the slowest: mean over maximum.
-
-    Args:
-        step_s: Compute seconds of each rank.
-
-    Source: Amdahl 1967, read for a barrier at the end of each step.
-
-    >>> straggler_efficiency((1.0, 1.0, 1.0, 2.0))
-    0.625
-    """
-    return sum(step_s) / len(step_s) / max(step_s)

@@ -367,7 +367,7 @@ def test_nproc(nproc: Any) -> None:
     ],
 )
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch, num_gpus: int, texts: list[str]) -> None:
-    monkeypatch.setattr(call_module, "count_gpus", lambda: num_gpus)
+    monkeypatch.setattr(call_module, "count_gpus", lambda env: num_gpus)
     assert shown(error_of(run_cell(NOTHING), device="cuda", kind=lab.UsageError)) == [
         texts[0],
         "NCCL refuses two ranks on one GPU.",

@@ -98,10 +98,6 @@ print([lab.launch(train_here, nproc=2).results for _ in range(3)])
 
 
 def test_12_lines_train_a_gpt(notebook: Kernel) -> None:
-    from labkit.workloads import gpt
-
-    if not hasattr(gpt, "GPT"):
-        pytest.skip("labkit.workloads.gpt is not there")
     status, text, _ = notebook.run("""
 def train_gpt(rank, shape):
     import torch, torch.distributed as dist

@@ -45,7 +45,7 @@ def test_callables_of_all_kinds() -> None:
     [(0, "auto", "gloo"), (1, "auto", "gloo"), (2, "auto", "nccl"), (2, "cpu", "gloo")],
 )
 def test_device(monkeypatch: pytest.MonkeyPatch, num_gpus: int, device: str, backend: str) -> None:
-    monkeypatch.setattr(call_module, "count_gpus", lambda: num_gpus)
+    monkeypatch.setattr(call_module, "count_gpus", lambda env: num_gpus)
     call = call_of(train, device=device)
     assert (call.backend, call.device) == (backend, "cuda" if backend == "nccl" else "cpu")
     assert call.why

@@ -12,7 +12,6 @@ import labkit
 from labkit import GPTShape, UsageError, compare, plan_ddp
 from labkit.facts import row, table
 from labkit.theory.comms import ring_all_reduce_bytes
-from labkit.theory.steptime import straggler_efficiency
 
 SHAPE = GPTShape.of_depth(4)
 NEEDS_TORCH = ("labkit.workloads.", "labkit.runs.warm_server")
@@ -56,10 +55,6 @@ def test_a_plan_that_cannot_be_is_refused(bad: dict[str, float]) -> None:
     good = {"dp": 2, "micro_batch": 8, "compute_s": 0.2, "all_reduce_s": 0.1}
     with pytest.raises(UsageError, match="can't be"):
         plan_ddp(SHAPE, **(good | bad))
-
-
-def test_equal_ranks_lose_nothing_to_a_straggler() -> None:
-    assert straggler_efficiency((0.3,) * 8) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

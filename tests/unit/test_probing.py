@@ -97,15 +97,18 @@ def test_gpus(nvml: Any) -> None:
         (1, "NVIDIA H200", "9.0"),
     ]
     assert (machine.backend, machine.driver, machine.describe()) == ("nccl", "570.86", "2 × NVIDIA H200")
+    assert "cores of" in machine.describe("cpu")
     assert ("GPU 1", "NVIDIA H200, 150 GiB, compute 9.0") in machine.rows()
 
 
-@pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("0,1,2,3", 2)])
+@pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("0,1,2,3", 2), ("0,-1,1", 1)])
 def test_visible_devices(nvml: Any, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int) -> None:
     nvml(2)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert probing.count_gpus() == count
+    assert (probing.look().backend == "nccl") == (count == 2)
+    assert probing.count_gpus({"CUDA_VISIBLE_DEVICES": "1"}) == 1
 
 
 def test_this_machine(nvml: Any) -> None:

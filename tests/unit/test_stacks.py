@@ -39,7 +39,7 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
     for rank in range(3):
         folder.of_rank("ranks", rank).write_text(json.dumps({"pid": 1, "start_time": 0.0}))
     folder.of_rank("results", 2).write_bytes(b"")
-    error = rank_timeout(folder, run, 2.5, {0: WAITS, 1: WORKS})
+    error = rank_timeout(folder, run, timeout_s=2.5, stacks={0: WAITS, 1: WORKS})
     assert str(error).splitlines() == [
         "3 of 4 ranks were still running after timeout_s=2.5.",
         "Rank 0 waits in all_reduce, line 8 of train.py, in main: ",
@@ -54,5 +54,5 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
 
 def test_nobody_is_blamed_where_all_wait_or_all_work(tmp_path: Path) -> None:
     folder, run = made(tmp_path)
-    assert rank_timeout(folder, run, 1, {0: WAITS, 1: WAITS}).rank is None
-    assert rank_timeout(folder, run, 1, {0: WORKS, 1: WORKS}).rank is None
+    assert rank_timeout(folder, run, timeout_s=1, stacks={0: WAITS, 1: WAITS}).rank is None
+    assert rank_timeout(folder, run, timeout_s=1, stacks={0: WORKS, 1: WORKS}).rank is None
